@@ -72,6 +72,7 @@ def import_problems(configuration: Configuration) -> list[Problem]:
     """
     entries, known = configuration.entries.models, configuration.described
     others = [at for at, one in enumerate(entries) if one.callable is not None and at not in known]
-    asked = described.ask_model_callables(entries, others, configuration.base_dir, ())
-    answers = [one.answer for one in asked]
-    return list(described.import_problems(entries, others, answers, configuration.sources))
+    sources = configuration.sources
+    asked, _ = described.ask_model_callables(entries, others, configuration.base_dir, (), (), sources)
+    found = zip(asked, others, strict=True)
+    return [described.import_problem(one, at, sources) for one, at in found if one.answer.problem is not None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -49,40 +50,32 @@ class ModelDescription(NamedTuple):
 
 
 def ask_model_callables(
-    models: Sequence[ModelEntry], indices: Sequence[int], base_dir: str, known: Iterable[ModelDescription]
-) -> list[ModelDescription]:
-    """Return the answers of the callables; a question in ``known`` with a valid answer is not asked again."""
+    models: Sequence[ModelEntry],
+    indices: Sequence[int],
+    base_dir: str,
+    known: Iterable[ModelDescription],
+    stale: Sequence[ModelDescription],
+    sources: Sources,
+) -> tuple[list[ModelDescription], dict[str, ConfigProblems]]:
+    """Return the answers of the callables, and by model the problems that a ``stale`` answer replaces. A
+    question in ``known`` with a valid answer is not asked again.
+    """
     from gpuserve.model.describe import ask_callables  # most configurations ask nothing
 
     answers = [(one.question, one.answer) for one in known if one.answer.problem is None]
     questions = [_question(models[index], base_dir) for index in indices]
     found = [next((answer for same, answer in answers if same == one), None) for one in questions]
     new = iter(ask_callables(one for one, answer in zip(questions, found, strict=True) if answer is None))
-    return [
-        ModelDescription(models[index].name, question, answer or next(new))
-        for index, question, answer in zip(indices, questions, found, strict=True)
-    ]
-
-
-def with_stale_answers(
-    models: Sequence[ModelEntry],
-    indices: Sequence[int],
-    descriptions: Sequence[ModelDescription],
-    stale: Iterable[ModelDescription],
-    sources: Sources,
-) -> tuple[list[ModelDescription], dict[str, ConfigProblems]]:
-    """Return the answers with earlier ones in place of problems, and the replaced problems by model."""
-    earlier = [one for one in stale if one.answer.problem is None]
-    found: list[ModelDescription] = []
+    descriptions: list[ModelDescription] = []
     broken: dict[str, ConfigProblems] = {}
-    for index, one in zip(indices, descriptions, strict=True):
-        same = next((old for old in earlier if old[:2] == one[:2]), None)
-        if one.answer.problem is None or same is None:
-            found.append(one)
-        else:
-            found.append(same)
-            broken[one.model] = ConfigProblems([*import_problems(models, [index], [one.answer], sources)])
-    return found, broken
+    for index, question, answer in zip(indices, questions, found, strict=True):
+        made = ModelDescription(models[index].name, question, answer or next(new))
+        earlier = (one for one in stale if one[:2] == made[:2] and one.answer.problem is None)
+        if made.answer.problem is not None and (same := next(earlier, None)) is not None:
+            broken[made.model] = ConfigProblems([import_problem(made, index, sources)])
+            made = same
+        descriptions.append(made)
+    return descriptions, broken
 
 
 def described_overrides(
@@ -93,31 +86,24 @@ def described_overrides(
     sources: Sources,
 ) -> list[Override]:
     """Return, as overrides, the values that callables declare beyond the ``data``; raise ConfigProblems."""
-    answers = [one.answer for one in descriptions]
-    problems = list(import_problems(models, indices, answers, sources))
+    problems: list[Problem] = []
     values: list[Override] = []
-    for index, answer in zip(indices, answers, strict=True):
-        entry = data["models"][index]
-        if answer.problem is None:
-            problems += _unknown(index, models[index], {*entry, *answer.declared}, sources)
-        label = str(models[index].callable)
-        given = without_ragged(answer.declared) if entry.get("max_batch_size") == 0 else answer.declared
-        if models[index].openai and answer.problem is None:
+    for index, description in zip(indices, descriptions, strict=True):
+        entry, model, answer = data["models"][index], models[index], description.answer
+        if answer.problem is not None:
+            problems.append(import_problem(description, index, sources))
+            continue
+        problems += _unknown(index, model, {*entry, *answer.declared}, sources)
+        given = dict(answer.declared)
+        if entry.get("max_batch_size") == 0:  # a model that does not batch has no ragged tensors
+            for key in given.keys() & _TENSORS.keys():
+                given[key] = [{name: one[name] for name in one if name != "ragged"} for one in given[key]]
+        if model.openai:
             given = openai.with_own_tensors(given, entry)
-        values += _missing(given, entry, ("models", index), label)
+        values += _missing(given, entry, ("models", index), str(model.callable))
     if problems:
         raise ConfigProblems(problems)
     return values
-
-
-def without_ragged(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the declaration of a callable for a model that does not batch."""
-    return {
-        key: [{name: part for name, part in one.items() if name != "ragged"} for one in value]
-        if key in {"inputs", "outputs"}
-        else value
-        for key, value in declared.items()
-    }
 
 
 def _question(entry: ModelEntry, base_dir: str) -> CallableQuestion:
@@ -132,15 +118,9 @@ def _question(entry: ModelEntry, base_dir: str) -> CallableQuestion:
     return CallableQuestion(path, base_dir, kwargs, decoupled, python, by_types, inputs, entry.openai, ranks)
 
 
-def import_problems(
-    models: Sequence[ModelEntry], indices: Iterable[int], answers: Iterable[CallableAnswer], sources: Sources
-) -> Iterator[Problem]:
-    for index, answer in zip(indices, answers, strict=True):
-        if answer.problem is not None:
-            text = answer.problem
-            if sources.document is not None:
-                text = f"model {models[index].name!r}: {text}"
-            yield sources.problem(("models", index, "callable"), text)
+def import_problem(description: ModelDescription, index: int, sources: Sources) -> Problem:
+    prefix = "" if sources.document is None else f"model {description.model!r}: "
+    return sources.problem(("models", index, "callable"), f"{prefix}{description.answer.problem}")
 
 
 def _missing(descriptions: Mapping[str, Any], given: Any, path: Path, label: str) -> Iterator[Override]:
@@ -264,8 +244,9 @@ def resolve(
     descriptions: list[ModelDescription] = []
     broken: Mapping[str, ConfigProblems] = {}
     if asked:
-        descriptions = ask_model_callables(entries.models, asked, base_dir, known)
-        descriptions, broken = with_stale_answers(entries.models, asked, descriptions, stale, sources)
+        descriptions, broken = ask_model_callables(
+            entries.models, asked, base_dir, known, tuple(stale), sources
+        )
         overrides = described_overrides(entries.models, asked, descriptions, merged, sources)
         sources = dataclasses.replace(sources, overrides=(*overrides, *sources.overrides))
         merged = openai.with_openai_tensors(precedence.apply(data, sources.overrides))
@@ -326,24 +307,20 @@ def _bad_together(configuration: Configuration, *, served_here: bool) -> list[Pr
 def _missing_files(data: Any, base_dir: str, sources: Sources) -> list[Problem]:
     problems = []
     for index, model in rules.entries(mapping(data).get("models")):
-        path = model.get("callable")
-        text = _missing_file(path, base_dir) if isinstance(path, str) else None
+        path, text = model.get("callable"), None
+        if not isinstance(path, str):
+            continue
+        if is_model_path(path):
+            text = path_problem(path, base_dir)
+        else:
+            with suppress(ValueError):  # the schema reports a malformed path
+                place, _ = split_callable(path)
+                if place.endswith(".py") and not os.path.isfile(os.path.join(base_dir, place)):
+                    text = f"there is no file {place!r} in {base_dir}"
         if text is not None:
             text = f"models[{index}].callable: {text}"
             problems.append(sources.problem(("models", index, "callable"), text))
     return problems
-
-
-def _missing_file(path: str, base_dir: str) -> str | None:
-    if is_model_path(path):
-        return path_problem(path, base_dir)
-    try:
-        place, _ = split_callable(path)
-    except ValueError:  # the schema reports it
-        return None
-    if place.endswith(".py") and not os.path.isfile(os.path.join(base_dir, place)):
-        return f"there is no file {place!r} in {base_dir}"
-    return None
 
 
 def _model_names(data: Any) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from gpuserve.backends.registry import source_of
@@ -107,19 +108,14 @@ def violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[Violati
     for index, one in enumerate(_warmups(entry, base_dir)):
         for place, text in warmup_faults(one, inputs, entry.max_batch_size):
             yield Violation((*path, "warmup", index, *place), text)
-    yield from _control_violations(entry, path)
-    yield from _label_violations(entry, base_dir, path)
-
-
-def _control_violations(entry: ModelEntry, path: Path) -> Iterator[Violation]:
-    if entry.sequence_batching is None:
-        return
-    given = declared(SequenceBatching, entry.sequence_batching.plain())
-    for index, one in enumerate(given.controls):
+    sequence = entry.sequence_batching
+    controls = declared(SequenceBatching, sequence.plain()).controls if sequence is not None else ()
+    for index, control in enumerate(controls):
         try:
-            complete_control(one)
+            complete_control(control)
         except BadModelConfig as error:
             yield Violation((*path, "sequence_batching", "controls", index), str(error))
+    yield from _label_violations(entry, base_dir, path)
 
 
 def violations_together(
@@ -128,20 +124,18 @@ def violations_together(
     """Yield the broken rules between parts of a model or between models, for models without other violations.
     ``retried`` says for which models the file asks for ``retry_on_worker_death``.
     """
+    checks: dict[str, Callable[[ModelSpec], None]] = {
+        "sequence_batching": check_sequences,
+        "instances": check_ranks,
+        "memory_nbytes": partial(check_memory, settings=settings),
+    }
     for index, (spec, retry) in enumerate(zip(models, retried, strict=True)):
         path: Path = ("models", index)
-        try:
-            check_sequences(spec)
-        except BadModelConfig as error:
-            yield Violation((*path, "sequence_batching"), str(error))
-        try:
-            check_ranks(spec)
-        except BadModelConfig as error:
-            yield Violation((*path, "instances"), str(error))
-        try:
-            check_memory(spec, settings)
-        except StartupError as error:
-            yield Violation((*path, "memory_nbytes"), str(error))
+        for key, check in checks.items():
+            try:
+                check(spec)
+            except (BadModelConfig, StartupError) as error:
+                yield Violation((*path, key), str(error))
         if retry and spec.in_sequences:
             text = "retry_on_worker_death does not go with sequence_batching: what the callable kept of a "
             text += "sequence dies with its worker"
@@ -150,11 +144,6 @@ def violations_together(
         check_rates(models, settings)
     except StartupError as error:
         yield Violation(("server", "rate_limit_resources"), str(error))
-    yield from _ensemble_violations(models)
-
-
-def _ensemble_violations(models: Sequence[ModelSpec]) -> Iterator[Violation]:
-    """Yield the faults of ensembles, by themselves and with the models of their steps."""
     known = by_name(models)
     for index, spec in enumerate(models):
         if spec.is_ensemble:
@@ -169,14 +158,12 @@ def _warmups(entry: ModelEntry, base_dir: str) -> list[ModelWarmup]:
     left_out = {one.name: WarmupInput(values=RANDOM) for one in entry.inputs if not one.optional}
     found = []
     for one in entry.warmup:
-        inputs = left_out | {name: _warmup_input(given, base_dir) for name, given in one.inputs.items()}
+        inputs = dict(left_out)
+        for name, given in one.inputs.items():
+            file = given.file and os.path.join(base_dir, given.file)
+            inputs[name] = WarmupInput(given.dtype, given.shape, file=file, values=given.values or RANDOM)
         found.append(ModelWarmup(one.name, one.batch_size, inputs, one.count))
     return found
-
-
-def _warmup_input(given: Any, base_dir: str) -> WarmupInput:
-    file = given.file and os.path.join(base_dir, given.file)
-    return WarmupInput(given.dtype, given.shape, file=file, values=given.values or RANDOM)
 
 
 def _label_violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[Violation]:
