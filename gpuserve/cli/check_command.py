@@ -44,7 +44,8 @@ def check(
       gpuserve check config.yaml --json
       gpuserve check models/
     """
-    from gpuserve.cli.preflight import device_problems, import_problems, trace_problems
+    from gpuserve.cli.preflight import device_problems, import_problems
+    from gpuserve.config.load import trace_problems
     from gpuserve.config.problems import ConfigProblems
     from gpuserve.config.triton.load import load_target
     from gpuserve.model.placement import ServerDevices

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from gpuserve.config import load as described
-from gpuserve.config.load import Configuration
+from gpuserve.config.load import Configuration, trace_problems
 from gpuserve.config.problems import Problem
-from gpuserve.config.settings.checks import missing
 from gpuserve.config.yaml_document import Path
 from gpuserve.core.errors import ConfigError, DeviceError
 from gpuserve.model.placement import ServerDevices, missing_library
@@ -40,12 +39,6 @@ def with_devices(configuration: Configuration, devices: ServerDevices) -> Config
     if problems:
         raise DeviceError("\n".join(map(str, problems)))
     return dataclasses.replace(configuration, models=tuple(devices.place(configuration.models)))
-
-
-def trace_problems(configuration: Configuration) -> list[Problem]:
-    """Return a problem if the packages that tracing needs are not installed."""
-    problem = missing(configuration.settings.trace.mode)
-    return [configuration.sources.problem(("server", "trace", "mode"), problem)] if problem else []
 
 
 def require_trace_output(configuration: Configuration) -> None:

@@ -20,6 +20,7 @@ from gpuserve.config.entries import MISSING, Mistake, split_callable
 from gpuserve.config.model_specs import callable_of
 from gpuserve.config.precedence import SECRET, Override, Sources
 from gpuserve.config.problems import ConfigProblems, Origin, Problem, sentence, without_token
+from gpuserve.config.settings.checks import missing
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.settings.tls import TlsFileError, check_files, tls_files, with_absolute_paths
 from gpuserve.config.yaml_document import Path
@@ -200,6 +201,12 @@ def load_file(
         document.data, Sources(path, document), base_dir, environ, flags, problems,
         served_here=served_here, known=known, stale=stale,
     )  # fmt: skip
+
+
+def trace_problems(configuration: Configuration) -> list[Problem]:
+    """Return a problem if the packages that tracing needs are not installed."""
+    problem = missing(configuration.settings.trace.mode)
+    return [configuration.sources.problem(("server", "trace", "mode"), problem)] if problem else []
 
 
 def _require_config(path: str, data: Any) -> None:

@@ -6,15 +6,22 @@ import dataclasses
 import os
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from gpuserve.backends.registry import backend_of, is_model_path, name_of
 from gpuserve.config.entries import split_callable
 from gpuserve.config.fingerprints import file_fingerprint, folder_fingerprint, folders_in
-from gpuserve.config.load import TENSOR_FORM, Configuration, ModelDescription, load_data, load_file
+from gpuserve.config.load import (
+    TENSOR_FORM,
+    Configuration,
+    ModelDescription,
+    load_data,
+    load_file,
+    trace_problems,
+)
 from gpuserve.config.precedence import Override
 from gpuserve.config.problems import ConfigProblems, Origin, Problem
-from gpuserve.config.settings.checks import missing
 from gpuserve.config.yaml_document import Path
 from gpuserve.model.spec import ModelSpec
 
@@ -183,9 +190,8 @@ class FileRepository:
         self, known: Iterable[ModelDescription], stale: Iterable[ModelDescription] = ()
     ) -> Configuration:
         configuration = load_file(self.path, self._environ, self._flags, known=known, stale=stale)
-        problem = missing(configuration.settings.trace.mode)
-        if problem is not None:
-            raise ConfigProblems([configuration.sources.problem(("server", "trace", "mode"), problem)])
+        if problems := trace_problems(configuration):
+            raise ConfigProblems(problems)
         self._known = _names(configuration)
         self._files = named_files(configuration, self._files)
         self._descriptions = configuration.descriptions
@@ -245,10 +251,7 @@ class CallableSource:
     def __init__(
         self, target: str, flags: CallableFlags, server: Sequence[Override], environ: Mapping[str, str]
     ) -> None:
-        self._target = target
-        self._flags = flags
-        self._server = server
-        self._environ = dict(environ)
+        self._load = partial(load_callable, target, flags, server, dict(environ))
         self.start = self._last = self._load()
         self._files = named_files(self.start)
         self.start_fingerprints = self.fingerprints()
@@ -276,6 +279,3 @@ class CallableSource:
 
     def folders(self) -> Collection[str]:
         return {os.getcwd(), *folders_of(self._files)}
-
-    def _load(self) -> Configuration:
-        return load_callable(self._target, self._flags, self._server, self._environ)

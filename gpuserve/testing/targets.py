@@ -16,7 +16,6 @@ from gpuserve.config.repositories import entry_of, is_callable_path
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.triton.load import RepositoryLoader, load_target
 from gpuserve.core.errors import BindError
-from gpuserve.model.placement import ServerDevices
 from gpuserve.model.self_description import declaration, plain_tensors
 from gpuserve.model.spec import ModelSpec, check_model_name
 from gpuserve.testing.local_models import LocalModel, Other, OtherModels
@@ -226,7 +225,7 @@ def _all_models(target: Server | str | PathLike[str]) -> tuple[ServerSettings, t
 def _folder_configuration(path: str) -> Configuration:
     """Return the configuration of a repository's model and its dependencies."""
     name = os.path.basename(path)
-    loader = RepositoryLoader([os.path.dirname(path)], {}, (), ServerDevices())
+    loader = RepositoryLoader([os.path.dirname(path)], {}, ())
     configuration = loader.load({name})
     if name in configuration.broken:
         raise configuration.broken[name]

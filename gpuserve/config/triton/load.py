@@ -10,18 +10,17 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from gpuserve.backends.registry import source_of
 from gpuserve.config import precedence
 from gpuserve.config.fingerprints import folders_in
-from gpuserve.config.load import Configuration, load_file, resolve
+from gpuserve.config.load import Configuration, load_file, resolve, trace_problems
 from gpuserve.config.precedence import Override, Sources
 from gpuserve.config.problems import ConfigProblems, Origin, Problem, dotted
 from gpuserve.config.repositories import CallableFlags, is_callable_path, load_callable
-from gpuserve.config.settings.checks import missing
 from gpuserve.config.settings.server import NO_CONTROL
 from gpuserve.config.triton.folders import (
     EmptyRepository,
@@ -77,75 +76,6 @@ def problem_at(folder: ModelFolder, draft: EntryDraft, remark: Remark, *, at_nam
     span = draft.pbtxt.span(remark.path, at_name=at_name or not draft.pbtxt.has(*remark.path))
     line = draft.pbtxt.line(span.line) if remark.path else ""
     return Problem(folder.label, text, Origin.FILE, span, line, folder.name)
-
-
-class _KnownAnswer(NamedTuple):
-    """The answer of a model, with the question: its callable, the arguments, the fingerprint of its files."""
-
-    asked: tuple[str, ...]
-    answer: CallableAnswer
-
-
-class SelfDescriptions:
-    """The last answer of each model to a question about its declaration."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, _KnownAnswer] = {}
-
-    def completed(
-        self, translations: Sequence[Translation]
-    ) -> tuple[list[Translation], dict[str, list[Problem]]]:
-        """Return the translations with the models' declarations, and the problems of those without one."""
-        answers = self._answers([one for one in translations if one.asks])
-        found: list[Translation] = []
-        broken: dict[str, list[Problem]] = {}
-        for one in translations:
-            answer = answers.get(one.folder.name)
-            if answer is None:
-                found.append(one)
-            elif text := answer.problem or _lacks(one, answer.declared):
-                broken[one.folder.name] = [problem_at(one.folder, one.draft, Remark((), text))]
-            else:
-                entries = tuple(_under(entry, answer.declared) for entry in one.entries)
-                found.append(dataclasses.replace(one, entries=entries))
-        return found, broken
-
-    def _answers(self, translations: Sequence[Translation]) -> dict[str, CallableAnswer]:
-        """Return the answers of models; a model is asked again only if the question has changed."""
-        asked = {one.folder.name: _asked(one) for one in translations}
-        known = {name: self._known.get(name) for name in asked}
-        found = {name: said.answer for name, said in known.items() if said and said.asked == asked[name]}
-        new = [one for one in translations if one.folder.name not in found]
-        if new:
-            from gpuserve.model.describe import ask_callables  # most repositories ask nothing
-
-            for one, answer in zip(new, ask_callables(map(_question, new)), strict=True):
-                name = one.folder.name
-                found[name] = answer
-                if answer.problem is None:  # the cause of a problem may be gone the next time
-                    self._known[name] = _KnownAnswer(asked[name], answer)
-        return found
-
-
-def _asked(one: Translation) -> tuple[str, ...]:
-    entry = one.entries[-1]
-    return entry["callable"], json.dumps(entry["kwargs"], sort_keys=True), revision(one.folder.path)
-
-
-def _question(one: Translation) -> CallableQuestion:
-    from gpuserve.model.describe import CallableQuestion  # see ``SelfDescriptions._answers``
-
-    entry = one.entries[-1]
-    path, kwargs = source_of(entry["callable"], entry["kwargs"], ".")
-    decoupled = True if entry.get("decoupled") else None
-    return CallableQuestion(path, ".", kwargs, decoupled, entry.get("python", ""))
-
-
-def _lacks(one: Translation, said: Mapping[str, Any]) -> str:
-    """Return which tensors are unknown after the model was asked, or "". Models may have no inputs."""
-    if said.get("outputs") or "outputs" in one.draft.entry:
-        return ""
-    return "its outputs are not known, for the model does not say them: write output in its config.pbtxt"
 
 
 def _under(given: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,7 +141,7 @@ def load_repository(
     """Return the configuration of model repositories, with those that cannot be served ``broken``; raise
     ConfigProblems for a wrong repository, variable or flag.
     """
-    return RepositoryLoader(paths, environ, flags, devices or ServerDevices()).load()
+    return RepositoryLoader(paths, environ, flags, devices).load()
 
 
 class RepositoryLoader:
@@ -222,32 +152,100 @@ class RepositoryLoader:
         paths: Sequence[str],
         environ: Mapping[str, str],
         flags: Sequence[Override],
-        devices: ServerDevices,
+        devices: ServerDevices | None = None,
     ) -> None:
         self.paths = tuple(paths)
         self._environ = dict(environ)
         self._flags = tuple(flags)
-        self._devices = devices
-        self._descriptions = SelfDescriptions()
-
-    def names(self) -> list[str]:
-        """Return the names of the model folders that exist now, or raise ConfigProblems."""
-        folders, broken, _ = self._folders()
-        return [*(one.name for one in folders), *broken]
+        self._devices = devices or ServerDevices()
+        #: Each model's last answer about its declaration, with its callable, arguments and fingerprint then.
+        self._answers: dict[str, tuple[tuple[str, ...], CallableAnswer]] = {}
 
     def load(self, wanted: Collection[str] | None = None) -> Configuration:
         """Return the configuration of all models, or of ``wanted`` ones and their steps' models."""
         folders, broken, empty = self._folders()
-        read = _Reading(folders, self._has_gpu)
-        read.read([one.name for one in folders if wanted is None or one.name in wanted])
-        translations, silent = self._descriptions.completed(read.translations)
         names = [one.name for one in folders]
-        configuration = self._served(translations, broken | read.broken | silent, names)
+        read, unread = self._read(folders, [one for one in names if wanted is None or one in wanted])
+        translations, silent = self._completed(read)
+        configuration = self._served(translations, broken | unread | silent, names)
         nothing_comes = configuration.settings.model_control == NO_CONTROL
         if nothing_comes and (empty or not configuration.models):
             broken_ones = [one for error in configuration.broken.values() for one in error.problems]
             raise ConfigProblems([*empty, *broken_ones])
         return configuration
+
+    def _read(self, folders: Iterable[ModelFolder], names: Iterable[str]) -> tuple[list[Translation], Broken]:
+        """Return the translations of these models and of their ensembles' steps, and the others' problems."""
+        by_name = {one.name: one for one in folders}
+        translations: list[Translation] = []
+        broken: Broken = {}
+        left = list(names)
+        for name in left:  # which grows by the models of steps
+            folder = by_name[name]
+            if folder.problem:
+                broken[name] = [Problem(folder.label, folder.problem, Origin.FILE, model=name)]
+                continue
+            text = folder.config or ""
+            try:
+                found = translated(folder, parse(text), self._has_gpu)
+            except PbtxtError as error:
+                line = text.split("\n")[error.span.line - 1]
+                broken[name] = [Problem(folder.label, str(error), Origin.FILE, error.span, line, name)]
+                continue
+            if found.draft.faults:
+                broken[name] = [problem_at(folder, found.draft, one) for one in found.draft.faults]
+                continue
+            translations.append(found)
+            left += [one for one in dict.fromkeys(found.members) if one in by_name and one not in left]
+        return translations, broken
+
+    def _completed(self, translations: Sequence[Translation]) -> tuple[list[Translation], Broken]:
+        """Return the translations with the models' declarations, and the problems of those without one."""
+        answers = self._asked([one for one in translations if one.asks])
+        found: list[Translation] = []
+        broken: Broken = {}
+        for one in translations:
+            answer = answers.get(one.folder.name)
+            if answer is None:
+                found.append(one)
+                continue
+            text = answer.problem
+            if not (text or answer.declared.get("outputs") or "outputs" in one.draft.entry):
+                text = "its outputs are not known, for the model does not say them: write output in its "
+                text += "config.pbtxt"
+            if text:
+                broken[one.folder.name] = [problem_at(one.folder, one.draft, Remark((), text))]
+            else:
+                entries = tuple(_under(entry, answer.declared) for entry in one.entries)
+                found.append(dataclasses.replace(one, entries=entries))
+        return found, broken
+
+    def _asked(self, translations: Sequence[Translation]) -> dict[str, CallableAnswer]:
+        """Return the answers of models; a model is asked again only if the question has changed."""
+        found: dict[str, CallableAnswer] = {}
+        new: dict[str, tuple[tuple[str, ...], CallableQuestion]] = {}
+        for one in translations:
+            name, entry = one.folder.name, one.entries[-1]
+            arguments = json.dumps(entry["kwargs"], sort_keys=True)
+            asked = entry["callable"], arguments, revision(one.folder.path)
+            last = self._answers.get(name)
+            if last is not None and last[0] == asked:
+                found[name] = last[1]
+                continue
+            from gpuserve.model.describe import CallableQuestion  # most repositories ask nothing
+
+            path, kwargs = source_of(entry["callable"], entry["kwargs"], ".")
+            decoupled = True if entry.get("decoupled") else None
+            new[name] = asked, CallableQuestion(path, ".", kwargs, decoupled, entry.get("python", ""))
+        if new:
+            from gpuserve.model.describe import ask_callables  # as above
+
+            answers = ask_callables(question for _, question in new.values())
+            for (name, (asked, _)), answer in zip(new.items(), answers, strict=True):
+                found[name] = answer
+                if answer.problem is None:  # the cause of a problem may be gone the next time
+                    self._answers[name] = asked, answer
+        return found
 
     def _folders(self) -> tuple[list[ModelFolder], Broken, list[Problem]]:
         """Return the folders, duplicate models and problems of empty repositories; raise ConfigProblems."""
@@ -326,43 +324,7 @@ class RepositoryLoader:
         return problems
 
 
-class _Reading:
-    """The folders that were read, each with its translation or its problem."""
-
-    def __init__(self, folders: Iterable[ModelFolder], has_gpu: Callable[[], bool]) -> None:
-        self.translations: list[Translation] = []
-        self.broken: Broken = {}
-        self._folders = {one.name: one for one in folders}
-        self._has_gpu = has_gpu
-
-    def read(self, names: Iterable[str]) -> None:
-        """Read these models, and the models of the steps of their ensembles."""
-        left, seen = list(names), set(names)
-        for name in left:
-            folder = self._folders[name]
-            found = _translated(folder, self._has_gpu)
-            if isinstance(found, Problem):
-                self.broken[name] = [found]
-            elif found.draft.faults:
-                self.broken[name] = [problem_at(folder, found.draft, one) for one in found.draft.faults]
-            else:
-                self.translations.append(found)
-                new = [one for one in found.members if one in self._folders and one not in seen]
-                left += new
-                seen.update(new)
-
-
-def _translated(folder: ModelFolder, has_gpu: Callable[[], bool]) -> Translation | Problem:
-    if folder.problem:
-        return Problem(folder.label, folder.problem, Origin.FILE, model=folder.name)
-    try:
-        return translated(folder, parse(folder.config or ""), has_gpu)
-    except PbtxtError as error:
-        line = (folder.config or "").split("\n")[error.span.line - 1]
-        return Problem(folder.label, str(error), Origin.FILE, error.span, line, folder.name)
-
-
-class TritonRepository:
+class TritonRepository(RepositoryLoader):
     """Model repositories, read again for each load and each reload, under the environment and the flags of
     the start. Raise ConfigProblems if a repository is missing, or has no model that can be served.
     """
@@ -374,28 +336,29 @@ class TritonRepository:
         flags: Sequence[Override],
         devices: ServerDevices | None = None,
     ) -> None:
+        super().__init__(paths, environ, flags, devices)
         self.path = ", ".join(paths)
-        self._loader = RepositoryLoader(paths, environ, flags, devices or ServerDevices())
-        self.start = self._loader.load()
+        self.start = self.load()
         self._known = _names(self.start)
         self.start_fingerprints = self.fingerprints()
 
     def fingerprints(self) -> Mapping[Hashable, Hashable]:
         """Return the fingerprint of each model's folder, or raise OSError. May be called from any thread."""
-        return {name: one for path in self._loader.paths for name, one in model_fingerprints(path).items()}
+        return {name: one for path in self.paths for name, one in model_fingerprints(path).items()}
 
     def folders(self) -> Collection[str]:
-        models = [model for path in self._loader.paths for model in model_paths(path)]
-        return {*self._loader.paths, *(one for model in models for one in folders_in(model))}
+        models = [model for path in self.paths for model in model_paths(path)]
+        return {*self.paths, *(one for model in models for one in folders_in(model))}
 
     def names(self) -> Sequence[str]:
         return self._known
 
     def read(self, model: str) -> Sequence[ModelSpec]:
         """Return the versions of a model in its current folder, if any, or raise ConfigProblems."""
-        if model not in self._loader.names():
+        folders, broken, _ = self._folders()
+        if model not in (*(one.name for one in folders), *broken):
             return ()
-        configuration = self._loader.load([model])
+        configuration = self.load([model])
         if model in configuration.broken:
             raise configuration.broken[model]
         self._known = tuple(dict.fromkeys((*self._known, model)))
@@ -405,10 +368,9 @@ class TritonRepository:
         """Return the configuration of all folders, with ``broken`` models; raise ConfigProblems without any
         other.
         """
-        configuration = self._loader.load()
-        problem = missing(configuration.settings.trace.mode)
-        if problem is not None:
-            raise ConfigProblems([configuration.sources.problem(("server", "trace", "mode"), problem)])
+        configuration = self.load()
+        if problems := trace_problems(configuration):
+            raise ConfigProblems(problems)
         self._known = _names(configuration)
         return configuration
 
