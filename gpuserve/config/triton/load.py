@@ -241,10 +241,10 @@ class RepositoryLoader:
             from gpuserve.model.describe import ask_callables  # as above
 
             answers = ask_callables(question for _, question in new.values())
-            for (name, (asked, _)), answer in zip(new.items(), answers, strict=True):
+            for name, answer in zip(new, answers, strict=True):
                 found[name] = answer
                 if answer.problem is None:  # the cause of a problem may be gone the next time
-                    self._answers[name] = asked, answer
+                    self._answers[name] = new[name][0], answer
         return found
 
     def _folders(self) -> tuple[list[ModelFolder], Broken, list[Problem]]:
