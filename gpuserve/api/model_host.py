@@ -10,11 +10,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 from gpuserve.api.binding import check_new, model_spec
 from gpuserve.api.notebook_html import server_html, server_text, where
@@ -25,6 +23,10 @@ from gpuserve.model.placement import ServerDevices
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.inference.stepping import Served
 
+if TYPE_CHECKING:
+    from gpuserve.supervisor.attach.attachment import Attachment
+    from gpuserve.supervisor.supervisor import Supervisor
+
 logger = logging.getLogger(__name__)
 
 _SHARED: Final = (
@@ -33,22 +35,8 @@ _SHARED: Final = (
 )
 
 
-class Runner(Protocol):
-    """The object that the supervisor thread runs. All methods but ``run`` may be called from any thread."""
-
-    started: Future[dict[str, str]]
-
-    def run(self) -> object:
-        """Run until stopped. Raise the error that ended the run, unless ``request_stop`` did."""
-
-    def add_model(self, spec: ModelSpec) -> Future[None]:
-        """Serve one more model. The future resolves when the model is ready."""
-
-    def remove_model(self, model: str) -> Future[None]:
-        """Stop serving every version of a model. The future resolves when its workers have ended."""
-
-    def request_stop(self, fast: bool = False, terminated: bool = False) -> None:
-        """Ask the runner to end, at once with ``fast``, or for a SIGTERM. Safe in signal handlers."""
+#: The object that the supervisor thread runs. Other threads may call all of its methods but ``run``.
+Runner: TypeAlias = "Supervisor | Attachment"
 
 
 class _SupervisorThread(threading.Thread):
@@ -106,9 +94,7 @@ class ModelHost(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     @property

@@ -7,8 +7,7 @@ import contextvars
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, Unpack
+from typing import Any, Final, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 
@@ -54,7 +53,18 @@ class LocalModels:
 
     def __init__(self, specs: Sequence[ModelSpec], others: Mapping[str, Other]) -> None:
         self._others = dict(others)
-        self._models = {(one.name, one.version): self._create_model(one) for one in specs}
+        self._models: dict[tuple[str, int], AnyLocalModel] = {}
+        for spec in specs:
+            source = {} if spec.is_ensemble else spec.instances[0].source
+            if source.get("python"):
+                text = f"model {spec.name!r} runs in a Python of its own, {source['python']}"
+                raise WrongCall(f"{text}: expected workers=True")
+            made = (
+                LocalEnsemble(spec, self.find)
+                if spec.is_ensemble
+                else LocalModel(spec, source, OtherModels({}))
+            )
+            self._models[spec.name, spec.version] = made
         self._newest = {name: versions[-1].version for name, versions in by_name(specs).items()}
         self._loaded: list[AnyLocalModel] = []
         newest = {name: self._models[name, version] for name, version in self._newest.items()}
@@ -66,8 +76,14 @@ class LocalModels:
         """Load every model. Raise StartupError if a model cannot be loaded; then none stays loaded."""
         try:
             for one in self._models.values():
-                _load(one)
+                one.load()
                 self._loaded.append(one)
+        except LoadError as error:
+            self.close()
+            failed = StartupError(f"model {one.spec.name!r} could not be loaded: {error}")
+            if error.traceback:
+                failed.add_note(error.traceback)
+            raise failed from error
         except BaseException:
             self.close()
             raise
@@ -102,25 +118,6 @@ class LocalModels:
         while (one := _with_client_error(lambda: next(responses, None))) is not None:
             yield one
 
-    def _create_model(self, spec: ModelSpec) -> AnyLocalModel:
-        if spec.is_ensemble:
-            return LocalEnsemble(spec, self.find)
-        source = spec.instances[0].source
-        if source.get("python"):
-            text = f"model {spec.name!r} runs in a Python of its own, {source['python']}"
-            raise WrongCall(f"{text}: expected workers=True")
-        return LocalModel(spec, source, OtherModels({}))
-
-
-def _load(model: AnyLocalModel) -> None:
-    try:
-        model.load()
-    except LoadError as error:
-        failed = StartupError(f"model {model.spec.name!r} could not be loaded: {error}")
-        if error.traceback:
-            failed.add_note(error.traceback)
-        raise failed from error
-
 
 def _with_client_error(call: Callable[[], Result]) -> Result:
     try:
@@ -153,26 +150,40 @@ class LocalModel:
         self._context = contextvars.copy_context()
         self._loop = asyncio.Runner()
         self._call: InferenceCallable | None = None
-        batching, strict, exact = spec.max_batch_size > 0, spec.strict, spec.exact
-        decoupled, outputs = spec.decoupled, spec.outputs
         self._rules = OutputRules(
-            spec.name, outputs, batching=batching, strict=strict, exact=exact, decoupled=decoupled
-        )
+            spec.name, spec.outputs, batching=spec.max_batch_size > 0, strict=spec.strict, exact=spec.exact,
+            decoupled=spec.decoupled,
+        )  # fmt: skip
 
     def __enter__(self) -> LocalModel:
         self.load()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def load(self) -> None:
         """Import and create the callable. Raise ``LoadError`` if that fails."""
 
+        spec = self.spec
+        context = ModelContext(
+            spec.name,
+            spec.version,
+            spec.instances[0].name if spec.instances else "cpu#0",
+            "cpu",
+            spec.inputs,
+            spec.outputs,
+            spec.max_batch_size,
+            spec.batching.preferred_batch_sizes,
+            spec.decoupled,
+            self.others.calls,
+            "numpy",
+            MetricRegistry(),
+            lambda level, text: self.log.append((level, text)),
+        )
+
         def make() -> InferenceCallable:
-            enter_model(self._model_context())
+            enter_model(context)
             may_yield = self.spec.decoupled or self.spec.exact or not self.spec.strict
             return build(locate(self._source), self._source, "cpu", may_yield=may_yield)
 
@@ -282,7 +293,12 @@ class LocalModel:
     def _each_result(self, result: Any) -> Iterator[Any]:
         """Yield all results of a call, for any kind of callable, as they are read."""
         if isinstance(result, AsyncIterator):
-            yield from self._each_awaited(result)
+            try:
+                while (one := self._run_in_loop(lambda: anext(result, _END))) is not _END:
+                    yield one
+            finally:
+                if hasattr(result, "aclose"):
+                    self._run_in_loop(result.aclose)
         elif isinstance(result, Iterator):
             try:
                 next_result = partial(self._context.run, next, result, _END)
@@ -293,41 +309,11 @@ class LocalModel:
         else:
             yield self._run_in_loop(lambda: result) if asyncio.iscoroutine(result) else result
 
-    def _each_awaited(self, iterator: AsyncIterator[Any]) -> Iterator[Any]:
-        async def following() -> Any:
-            return await anext(iterator, _END)
-
-        try:
-            while (one := self._run_in_loop(following)) is not _END:
-                yield one
-        finally:
-            close = getattr(iterator, "aclose", None)
-            if close is not None:
-                self._run_in_loop(close)
-
     def _run_in_loop(self, start: Callable[[], Any]) -> Any:
         async def awaiting() -> Any:
             return await start()
 
         return _outside_loop(lambda: self._loop.run(awaiting(), context=self._context))
-
-    def _model_context(self) -> ModelContext:
-        spec = self.spec
-        return ModelContext(
-            spec.name,
-            spec.version,
-            spec.instances[0].name if spec.instances else "cpu#0",
-            "cpu",
-            spec.inputs,
-            spec.outputs,
-            spec.max_batch_size,
-            spec.batching.preferred_batch_sizes,
-            spec.decoupled,
-            self.others.calls,
-            "numpy",
-            MetricRegistry(),
-            lambda level, text: self.log.append((level, text)),
-        )
 
 
 def require_outputs(answers: Sequence[Outputs | ModelCallError | None]) -> list[Outputs]:
@@ -425,15 +411,8 @@ class LocalEnsemble:
             raise within from (error if error.__cause__ is None else error.__cause__)
 
 
-class LocalAnswerer(Protocol):
-    """A model that answers calls in place of a server's; ``LocalModel`` is one."""
-
-    def answer_call(self, request: CallRequest) -> list[CallReply]:
-        """Return the replies to a call. The last reply is final."""
-
-
 #: Another model: a local model, or a function from inputs by name to outputs by name.
-Other: TypeAlias = LocalAnswerer | Callable[[dict[str, Any]], Mapping[str, Any]]
+Other: TypeAlias = LocalModel | LocalEnsemble | Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 class OtherModels:

@@ -79,7 +79,11 @@ def worker_batch(
             f"requests to model {spec.name!r} are merged only where they have the same inputs, of the same "
             "shapes behind the batch axis"
         )
-    described = [_wire_request(spec, one, count) for one, count in zip(requests, rows, strict=True)]
+    described = []
+    for one, count in zip(requests, rows, strict=True):
+        details = (one.request_id, 0, one.timeout_s) if spec.request_details else None
+        wanted = tuple(one.requested_outputs)
+        described.append(WireRequest(count, dict(one.parameters), wanted, (), one.sequence, (), details))
     present = [one.name for one in spec.inputs if one.name in arrays[0]]
     ragged = ragged_names(spec.inputs, spec.outputs)
     columns = {name: [one[name] for one in arrays] for name in present}
@@ -97,12 +101,6 @@ def worker_batch(
         merged[name] = RaggedTensor(merged[name], of_requests, ragged.inputs[name])
     names = tuple(one.name for one in spec.outputs)
     return Batch(merged, described, names, spec.max_batch_size > 0, ragged), described
-
-
-def _wire_request(spec: ModelSpec, request: LocalRequest, rows: int) -> WireRequest:
-    details = (request.request_id, 0, request.timeout_s) if spec.request_details else None
-    wanted = tuple(request.requested_outputs)
-    return WireRequest(rows, dict(request.parameters), wanted, (), request.sequence, (), details)
 
 
 def checked_arrays(

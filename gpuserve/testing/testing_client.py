@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from gpuserve.testing.local_models import LocalModels, Other
 from gpuserve.testing.local_requests import LocalRequest, Outputs, WrongCall, local_request
 from gpuserve.testing.targets import Target, target_models
 from gpuserve_worker.inference.model_calls import CallOptions
 
+if TYPE_CHECKING:
+    from gpuserve.testing.worker_models import WorkerModels
+
 _NO_OTHERS: Final[Mapping[str, Other]] = {}
 _OPTIONS: Final = frozenset(CallOptions.__annotations__)
-
-
-class TestedModels(Protocol):
-    """The models of a client, in this process or in workers."""
-
-    def open(self) -> None:
-        """Load every model. Raise the first error."""
-
-    def close(self) -> None:
-        """Close the models."""
-
-    def infer(self, model: str, version: str, requests: Sequence[LocalRequest]) -> list[Outputs]:
-        """Answer requests that come together."""
-
-    def stream(self, model: str, version: str, request: LocalRequest) -> Iterator[Outputs]:
-        """Answer one request with any number of responses."""
 
 
 class TestClient:
@@ -68,7 +54,7 @@ class TestClient:
         settings, specs = target_models(target, kwargs or {}, declared, pickled=workers)
         #: The names of the models.
         self.models = tuple(dict.fromkeys(one.name for one in specs))
-        self._tested: TestedModels
+        self._tested: LocalModels | WorkerModels
         if workers:
             from gpuserve.testing.worker_models import WorkerModels  # imports the supervisor
 
@@ -88,9 +74,7 @@ class TestClient:
         self.open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def open(self) -> None:

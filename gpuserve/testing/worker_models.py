@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from gpuserve.api.model_host import ModelHost, Runner
+from gpuserve.api.server import Server
 from gpuserve.client.decoupled_clients import is_final
-from gpuserve.config.settings.server import ServerSettings
+from gpuserve.config.settings.server import NO_CONTROL, POLL, ServerSettings
 from gpuserve.model.rules import by_name
 from gpuserve.model.spec import ModelSpec
-from gpuserve.supervisor.processes.lifecycle import ServerObserver
-from gpuserve.supervisor.supervisor import Supervisor
 from gpuserve.testing.local_requests import LocalRequest, Outputs, input_arrays
 from gpuserve_worker.inference.model_calls import ModelCallError
 from gpuserve_worker.protocol.tensor import BF16, datatype_of
@@ -39,25 +37,15 @@ _LOCAL_SETTINGS: Final[dict[str, Any]] = {
 }
 
 
-class TestServer(ModelHost):
-    """A server in this program whose models are declared elsewhere."""
-
-    __test__ = False  # pytest collects classes named Test…
-
-    def __init__(self, settings: ServerSettings, specs: Sequence[ModelSpec]) -> None:
-        super().__init__()
-        self._settings = dataclasses.replace(settings, **_LOCAL_SETTINGS)
-        self._specs = {(one.name, one.version): one for one in specs}
-
-    def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:
-        return Supervisor(self._settings, models, ServerObserver(), relay_output=False, devices=self._devices)
-
-
 class WorkerModels:
     """Models in worker processes. ``addresses`` are for any client."""
 
     def __init__(self, settings: ServerSettings, specs: Sequence[ModelSpec]) -> None:
-        self._server = TestServer(settings, specs)
+        if settings.model_control == POLL:  # a server in a program has no files to poll
+            settings = dataclasses.replace(settings, model_control=NO_CONTROL)
+        self._server = Server(dataclasses.replace(settings, **_LOCAL_SETTINGS))
+        for one in specs:
+            self._server.add(one)
         self._specs = by_name(specs)
         self._client: Any = None
 
@@ -115,10 +103,13 @@ class WorkerModels:
     def _arguments(self, model: str, version: str, request: LocalRequest) -> dict[str, Any]:
         from tritonclient.grpc import InferRequestedOutput
 
+        arrays = {name: np.asarray(value) for name, value in request.inputs.items()}
+        if known := self._specs.get(model):  # the server reports an unknown model
+            arrays = input_arrays(known[-1], request.inputs)
         arguments: dict[str, Any] = {
             "model_name": model,
             "model_version": version,
-            "inputs": [_infer_input(name, one) for name, one in self._arrays(model, request.inputs).items()],
+            "inputs": [_infer_input(name, one) for name, one in arrays.items()],
             "outputs": [InferRequestedOutput(name) for name in request.requested_outputs] or None,
             "request_id": request.request_id,
             "parameters": dict(request.parameters) or None,
@@ -129,12 +120,6 @@ class WorkerModels:
         if request.timeout_s:
             arguments["timeout"] = int(request.timeout_s * 1e6)
         return arguments
-
-    def _arrays(self, model: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        known = self._specs.get(model)
-        if known is None:  # the server reports the unknown model
-            return {name: np.asarray(value) for name, value in inputs.items()}
-        return input_arrays(known[-1], inputs)
 
 
 def _infer_input(name: str, array: Any) -> Any:
