@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from gpuserve.backends.registry import is_model_path
@@ -230,25 +230,11 @@ def _too_large(value: Any) -> int | None:
     return next((large for one in inside if (large := _too_large(one)) is not None), None)
 
 
-class OrNull(Kind):
-    """A value of a kind, or null."""
-
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
-
-    def read(self, value: Any, path: Place, found: list[Mistake]) -> Any:
-        return None if value is None else self.kind.read(value, path, found)
-
-    def schema(self) -> dict[str, Any]:
-        return {"anyOf": [self.kind.schema(), {"type": "null"}]}
-
-    def parts(self) -> list[Kind]:
-        return [self.kind]
-
-
 @dataclasses.dataclass(eq=False)
 class Key:
-    """A key of a mapping. ``default`` is ``REQUIRED`` if there is none; ``make`` returns a new default."""
+    """A key of a mapping. ``default`` is ``REQUIRED`` if there is none; ``make`` returns a new default. With
+    ``nullable`` the value may be null.
+    """
 
     kind: Kind
     description: str
@@ -256,6 +242,7 @@ class Key:
     make: Callable[[], Any] | None = None
     examples: tuple[Any, ...] = ()
     secret: bool = False
+    nullable: bool = False
 
     @property
     def is_required(self) -> bool:
@@ -288,13 +275,18 @@ class Entry:
         known = tuple(cls.keys)
         values = {}
         for name, one in data.items():
-            if name in cls.keys:
-                values[name] = cls.keys[name].kind.read(one, (*path, name), found)
+            if (key := cls.keys.get(name)) is None:
+                inner = {outer: each.kind for outer, each in cls.keys.items()}
+                nested = [
+                    f"{outer}.{each}"
+                    for outer, kind in inner.items()
+                    if isinstance(kind, EntryOf)
+                    for each in kind.entry.keys
+                ]
+                found.append(Mistake((*path, name), UNKNOWN, known=known, nested=tuple(nested), at_key=True))
             else:
-                nested = tuple(
-                    f"{outer}.{key}" for outer, one in cls.keys.items() for key in _keys_in(one.kind)
-                )
-                found.append(Mistake((*path, name), UNKNOWN, known=known, nested=nested, at_key=True))
+                is_null = one is None and key.nullable
+                values[name] = None if is_null else key.kind.read(one, (*path, name), found)
         for name, key in cls.keys.items():
             if name not in values and key.is_required:
                 found.append(Mistake((*path, name), MISSING))
@@ -308,12 +300,6 @@ class Entry:
     def __repr__(self) -> str:
         shown = [f"{name}={getattr(self, name)!r}" for name, key in self.keys.items() if not key.secret]
         return f"{type(self).__name__}({', '.join(shown)})"
-
-
-def _keys_in(kind: Kind) -> Iterable[str]:
-    if isinstance(kind, OrNull):
-        kind = kind.kind
-    return kind.entry.keys if isinstance(kind, EntryOf) else ()
 
 
 def _plain(value: Any, nulls: bool) -> Any:
@@ -360,11 +346,10 @@ def spellings_of(table: Any) -> dict[str, str]:
 def _key(row: OptionRow) -> Key:
     option = row.option
     kind = _kind(row.hint, option)
-    if (option.nullable or row.has_none) and not option.needed:
-        kind = OrNull(kind)
+    nullable = (option.nullable or row.has_none) and not option.needed
     default: Any = row.default
     make: Callable[[], Any] | None = None
-    if default is not REQUIRED and isinstance(kind, EntryOf):
+    if default is not REQUIRED and isinstance(kind, EntryOf) and not nullable:
         make = functools.partial(kind.entry, {})
     elif default is not REQUIRED and key_and_value(row.hint) is not None:
         default, make = {}, dict
@@ -374,7 +359,7 @@ def _key(row: OptionRow) -> Key:
         make = default.copy
     elif option.nullable:
         default = None
-    return Key(kind, option.description, default, make, option.examples, option.secret)
+    return Key(kind, option.description, default, make, option.examples, option.secret, nullable)
 
 
 def _kind(hint: Any, option: Option) -> Kind:

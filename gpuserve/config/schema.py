@@ -21,7 +21,6 @@ from gpuserve.config.entries import (
     ListOf,
     MappingOf,
     Mistake,
-    OrNull,
     Place,
     Scalar,
     keys_of,
@@ -72,9 +71,10 @@ class OutputEntry(Entry):
     keys: ClassVar = {
         **keys_of(Tensor, "optional", "memory"),
         "label_filename": Key(
-            OrNull(FILLED),
+            FILLED,
             "Text file with one label per line, in place of labels; relative to this file.",
             default=None,
+            nullable=True,
         ),
     }
 
@@ -114,18 +114,19 @@ class ModelEntry(Entry):
         **keys_of(ModelSpec),
         "name": Key(Scalar(str, Option("", read=read_model_name)),
             "Name in requests: letters, digits, dots, underscores and dashes, at most 128."),
-        "callable": Key(OrNull(Scalar(str, Option("", read=read_callable_path))),
+        "callable": Key(Scalar(str, Option("", read=read_callable_path)),
             "Inference callable: file.py:attribute, relative to this file, or package.module:attribute; or a "
             "model file, such as model.onnx. Not for an ensemble.",
-            default=None, examples=("linear.py:Linear", "model.onnx")),
-        "runtime": Key(OrNull(Scalar(str, Option("", words=tuple(RUNTIMES)))),
-            "Library that runs a folder of Hugging Face; null: transformers.", default=None),
-        "ensemble": Key(OrNull(EntryOf(EnsembleEntry)),
-            "In place of a callable: other models of this file, called step by step.", default=None),
-        "python": Key(OrNull(FILLED),
+            default=None, examples=("linear.py:Linear", "model.onnx"), nullable=True),
+        "runtime": Key(Scalar(str, Option("", words=tuple(RUNTIMES))),
+            "Library that runs a folder of Hugging Face; null: transformers.", default=None, nullable=True),
+        "ensemble": Key(EntryOf(EnsembleEntry),
+            "In place of a callable: other models of this file, called step by step.", default=None,
+            nullable=True),
+        "python": Key(FILLED,
             "Python environment of the workers: an interpreter, a folder with bin/python, or a .tar.gz of "
             "such a folder; relative to this file. null: the environment of the server.",
-            default=None, examples=("envs/torch/bin/python", "envs/torch.tar.gz")),
+            default=None, examples=("envs/torch/bin/python", "envs/torch.tar.gz"), nullable=True),
         "kwargs": Key(Arguments(), "Arguments of the attribute if it is a class or a factory.", make=dict),
         "instances": Key(Instances(EntryOf(InstancesEntry), some=True),
             "Devices and numbers of worker processes. A number: that many processes on the CPU.",
@@ -134,8 +135,8 @@ class ModelEntry(Entry):
             "Input tensors; may be empty. Omitted: the callable declares them.", make=list),
         "outputs": Key(ListOf(EntryOf(OutputEntry)),
             "Output tensors; may be empty. Omitted: the callable declares them.", make=list),
-        "sequence_batching": Key(OrNull(EntryOf(SequenceBatchingEntry)),
-            "Sequence batching; null: requests belong to no sequences.", default=None),
+        "sequence_batching": Key(EntryOf(SequenceBatchingEntry),
+            "Sequence batching; null: requests belong to no sequences.", default=None, nullable=True),
         "warmup": Key(ListOf(EntryOf(WarmupEntry)),
             "Batches that every instance runs before the model is ready.", make=list),
     }
@@ -195,16 +196,12 @@ def _member(kind: Kind, step: str | int) -> Kind | None:
     """Return the kind of the value one step below; below a value of any kind, any kind."""
     if isinstance(kind, EntryOf):
         key = kind.entry.keys.get(str(step))
-        return None if key is None else _bare(key.kind)
+        return None if key is None else key.kind
     if isinstance(kind, MappingOf):
-        return _bare(kind.value)
+        return kind.value
     if isinstance(kind, ListOf):
-        return _bare(kind.parts()[0]) if isinstance(step, int) else None
+        return kind.parts()[0] if isinstance(step, int) else None
     return kind if type(kind) is Kind else None
-
-
-def _bare(kind: Kind) -> Kind:
-    return _bare(kind.kind) if isinstance(kind, OrNull) else kind
 
 
 def json_schema() -> dict[str, Any]:
@@ -236,12 +233,13 @@ def mapping_schema(entry: type[Entry]) -> dict[str, Any]:
 
 
 def _property(name: str, key: Key) -> dict[str, Any]:
-    is_entry = isinstance(_bare(key.kind), EntryOf)
-    has_default = key.default is not REQUIRED and not isinstance(key.kind, EntryOf)
+    is_entry = isinstance(key.kind, EntryOf)
+    has_default = key.default is not REQUIRED and (key.nullable or not is_entry)
+    schema = key.kind.schema()
     return {
         **({"default": copy.copy(key.default)} if has_default else {}),
         "description": key.description,
         **({"examples": [*key.examples]} if key.examples else {}),
         **({} if is_entry else {"title": name.replace("_", " ").title()}),
-        **key.kind.schema(),
+        **({"anyOf": [schema, {"type": "null"}]} if key.nullable else schema),
     }
