@@ -113,8 +113,9 @@ def _row(one: dataclasses.Field[Any], hint: Any) -> OptionRow:
     if typing.get_origin(bare) is typing.Literal:  # for type checkers; the option has its own words
         bare = str
     found: Option = one.metadata[_KEY]
-    if unit := unit_of(one.name, bare):
-        found = dataclasses.replace(found, unit=unit)
+    for unit in _UNITS.get(bare, ()):
+        if one.name.endswith(f"_{unit}"):
+            found = dataclasses.replace(found, unit=unit)
     default: Any = one.default
     if found.needed:
         default = REQUIRED
@@ -174,15 +175,9 @@ def spelled(table: Any) -> Any:
 
     table.__init__ = init
     for other, name in other_names(table).items():
-        setattr(table, other, _other_name(name))
+        change = functools.partial(lambda name, self, value: setattr(self, name, value), name)
+        setattr(table, other, property(operator.attrgetter(name), change))
     return table
-
-
-def _other_name(name: str) -> property:
-    def change(self: Any, value: Any) -> None:
-        setattr(self, name, value)
-
-    return property(operator.attrgetter(name), change)
 
 
 @typing.dataclass_transform(kw_only_default=True)
@@ -513,15 +508,11 @@ DURATION_PATTERN: Final = f"^(?:{_DURATION_FORM})$"
 _SIZE_PATTERN: Final = f"^{_SIZE.pattern}$"
 
 
-def unit_of(name: str, hint: Any) -> str:
-    """Return the unit of an option with this name and type, or "" if the option has none."""
-    return next((unit for unit in _UNITS.get(hint, ()) if name.endswith(f"_{unit}")), "")
-
-
 def parse_quantity(text: str, unit: str) -> float | int:
     """Return a duration or a size in the unit of an option; raise ValueError for other texts."""
     if unit != NBYTES:
-        return whole_microseconds(parse_duration(text, unit), unit)
+        duration = parse_duration(text, unit)
+        return round(duration) if unit == MICROSECONDS else duration
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ValueError(f"expected {expected_quantity(unit)}, given {text!r:.80}")
@@ -540,10 +531,6 @@ def parse_duration(text: str, unit: str = SECONDS) -> float:
     parts = re.findall(rf"({_NUMBER}) ?([a-z]*)", text)
     microseconds = sum(float(count) * _MICROSECONDS_OF[of or unit] for count, of in parts)
     return microseconds / _MICROSECONDS_OF[unit]
-
-
-def whole_microseconds(value: float, unit: str) -> float | int:
-    return round(value) if unit == MICROSECONDS else value
 
 
 def expected_quantity(unit: str) -> str:

@@ -12,6 +12,7 @@ step waits for its input tensors. The steps are therefore a graph, which must ha
 from __future__ import annotations
 
 import dataclasses
+import graphlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -82,14 +83,9 @@ def check_batching(
     queued["policies"] = dict(queued["policies"])
     model = {"max_batch_size": max_batch_size, "batching": batches, "queue": queued}
     for _, text in batching_faults(model):
-        raise BadModelConfig(_renamed(text) if in_tritons_names else text)
-
-
-def _renamed(text: str) -> str:
-    for row in (*rows(BatchingSpec).values(), *rows(QueueSpec).values()):
-        if row.option.triton:
-            text = re.sub(rf"\b{row.name}\b", row.option.triton, text)
-    return text
+        for row in (*rows(BatchingSpec).values(), *rows(QueueSpec).values()) if in_tritons_names else ():
+            text = re.sub(rf"\b{row.name}\b", row.option.triton or row.name, text)
+        raise BadModelConfig(text)
 
 
 def batching_faults(model: Mapping[str, Any]) -> Iterator[DeclarationFault]:
@@ -313,19 +309,15 @@ def with_control_inputs(warmups: Iterable[tuple[Any, ...]], sequence: SequenceBa
 
 #: The versions of each model, by the name of the model.
 Known: TypeAlias = Mapping[str, Sequence[ModelSpec]]
-#: A shape with the batch axis in front, if there is one.
-_Shape: TypeAlias = tuple[int, ...]
-
-
 #: Upper bound of the nesting of ensembles.
 MAX_DEPTH: Final = 64
 
 
 class _Typed(NamedTuple):
-    """The declared type of a tensor of the ensemble."""
+    """The declared type of a tensor of the ensemble, with the batch axis in front if there is one."""
 
     datatype: str
-    shape: _Shape
+    shape: tuple[int, ...]
     optional: bool
 
 
@@ -369,14 +361,6 @@ def ensemble_faults(spec: ModelSpec) -> Iterator[DeclarationFault]:
                 yield DeclarationFault(place, f"tensor {ours!r} is made by steps[{makers[ours]}] already")
             else:
                 makers[ours] = number
-    yield from _unmade(spec, inputs, makers)
-    if (cycle := _cycle(spec.steps, makers)) is not None:
-        yield cycle
-    else:
-        yield from _unused(spec, makers)
-
-
-def _unmade(spec: ModelSpec, inputs: Sequence[str], makers: Mapping[str, int]) -> Iterator[DeclarationFault]:
     available = [*inputs, *makers]
     for number, step in enumerate(spec.steps):
         for theirs, ours in step.inputs:
@@ -387,9 +371,20 @@ def _unmade(spec: ModelSpec, inputs: Sequence[str], makers: Mapping[str, int]) -
         if output.name not in makers:
             text = f"output {output.name!r} is made by no step{nearest(output.name, makers)}"
             yield DeclarationFault(("outputs", number), text)
+    graph = {
+        at: {makers[ours] for _, ours in one.inputs if ours in makers} for at, one in enumerate(spec.steps)
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        stuck = sorted(set(error.args[1]))
+        shown = ", ".join(f"steps[{number}] (model {spec.steps[number].model!r})" for number in stuck)
+        yield DeclarationFault(("steps", stuck[0]), f"these steps wait for one another in a cycle: {shown}")
+    else:
+        yield from _unused(spec)
 
 
-def _unused(spec: ModelSpec, makers: Mapping[str, int]) -> Iterator[DeclarationFault]:
+def _unused(spec: ModelSpec) -> Iterator[DeclarationFault]:
     """Yield inputs that no step reads, and steps that no output needs."""
     needed = needed_steps(spec.steps, [one.name for one in spec.outputs])
     for number, step in enumerate(spec.steps):
@@ -412,24 +407,6 @@ def needed_steps(steps: Sequence[StepSpec], outputs: Iterable[str]) -> list[int]
             found.add(number)
             wanted += [ours for _, ours in steps[number].inputs]
     return sorted(found)
-
-
-def _cycle(steps: Sequence[StepSpec], makers: Mapping[str, int]) -> DeclarationFault | None:
-    left = dict(enumerate(steps))
-    while left:
-        ready = [
-            number
-            for number, step in left.items()
-            if not any(makers.get(ours) in left for _, ours in step.inputs)
-        ]
-        if not ready:
-            stuck = ", ".join(f"steps[{number}] (model {step.model!r})" for number, step in left.items())
-            return DeclarationFault(
-                ("steps", min(left)), f"these steps wait for one another in a cycle: {stuck}"
-            )
-        for number in ready:
-            del left[number]
-    return None
 
 
 # ---- an ensemble and the models of its steps ----------------------------------------------------
@@ -464,12 +441,9 @@ def _member(step: StepSpec, known: Known) -> ModelSpec | str:
 
 
 def _misnamed(number: int, step: StepSpec, member: ModelSpec) -> Iterator[DeclarationFault]:
-    for key, pairs, tensors in (
-        ("inputs", step.inputs, member.inputs),
-        ("outputs", step.outputs, member.outputs),
-    ):
-        names = [one.name for one in tensors]
-        for theirs, _ in pairs:
+    for key in ("inputs", "outputs"):
+        names = [one.name for one in getattr(member, key)]
+        for theirs, _ in getattr(step, key):
             if theirs not in names:
                 available = ", ".join(map(repr, names)) or "none"
                 text = f"model {member.name!r} has no {key[:-1]} {theirs!r}; its {key} are {available}"
@@ -562,7 +536,9 @@ def _differences(
 ) -> Iterator[DeclarationFault]:
     if made.datatype != wanted.datatype:
         yield DeclarationFault(place, f"tensor {name!r} is {made.datatype}, {where} is {wanted.datatype}")
-    elif not _fits(made.shape, wanted.shape):
+    elif len(made.shape) != len(wanted.shape) or not all(
+        -1 in pair or pair[0] == pair[1] for pair in zip(made.shape, wanted.shape, strict=True)
+    ):
         yield DeclarationFault(
             place,
             f"tensor {name!r} has shape {list(made.shape)}, {where} has {list(wanted.shape)} "
@@ -575,12 +551,6 @@ def _differences(
 def _typed(tensor: TensorSpec, of: ModelSpec) -> _Typed:
     shape = (-1, *tensor.shape) if of.max_batch_size else tensor.shape
     return _Typed(tensor.datatype, shape, tensor.optional)
-
-
-def _fits(made: _Shape, wanted: _Shape) -> bool:
-    if len(made) != len(wanted):
-        return False
-    return all(-1 in pair or pair[0] == pair[1] for pair in zip(made, wanted, strict=True))
 
 
 # ---- texts --------------------------------------------------------------------------------------

@@ -72,6 +72,8 @@ def server_faults(server: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def check_trace(settings: TraceSettings) -> None:
     """Raise ConfigError if a trace setting is invalid, or needs a package that is missing."""
+    if not isinstance(settings, TraceSettings):
+        raise ConfigError(f"trace must be a TraceSettings, got an object of type {type(settings).__name__}")
     try:
         settings = declared(TraceSettings, settings, "trace.")
     except ValueError as error:
