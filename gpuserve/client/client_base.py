@@ -142,10 +142,18 @@ class ModelClientBase(AnyClient):
         self._finish_init()
 
     def __repr__(self) -> str:
-        return client_text(type(self).__name__, self.settings)
+        return f"<{type(self).__name__} of {self.settings.shown} at {self.settings.url}>"
 
     def _repr_html_(self) -> str:
-        return client_html(type(self).__name__, self.settings, self.known_config)
+        head = line(type(self).__name__, f"of {self.settings.shown} at {self.settings.url}")
+        if (config := self.known_config) is None:
+            return head
+        rows = []
+        for title, tensors in (("input", config.inputs), ("output", config.outputs)):
+            for one in tensors or ():
+                datatype = datatype_of(one.dtype) + (", optional" if one.optional else "")
+                rows.append((title, one.name, datatype, str(list(one.shape))))
+        return head + table(("", "name", "datatype", "shape"), rows)
 
     @classmethod
     def from_existing_client(cls, existing_client: AnyClient) -> Self:
@@ -299,73 +307,41 @@ class TritonclientLibrary(NamedTuple):
 
 def tritonclient_library(url: ServerUrl, *, aio: bool = False) -> TritonclientLibrary:
     """Return the tritonclient for the protocol of ``url``, blocking or with asyncio."""
-    options_of = _grpc_library if url.protocol == GRPC else _aiohttp_library if aio else _gevent_library
+    is_grpc = url.protocol == GRPC
+    errors: tuple[type[Exception], ...]
     try:
-        options, errors = options_of()
+        if is_grpc:
+            import grpc
+
+            errors = (grpc.RpcError,)
+        elif aio:
+            import ssl
+
+            import aiohttp
+
+            errors = (OSError, aiohttp.ClientError)
+        else:
+            import gevent.ssl
+            from geventhttpclient.response import HTTPParseError
+
+            errors = (OSError, HTTPParseError)
         module = importlib.import_module(f"tritonclient.{url.protocol}{'.aio' if aio else ''}")
     except ImportError as error:
-        if url.protocol == GRPC:
+        if is_grpc:
             raise
         text = f"a client over HTTP needs more packages: pip install 'gpuserve[client]' ({error})"
         raise ImportError(text) from error
     from tritonclient.utils import InferenceServerException
 
     def connect(url: ServerUrl, timeout_s: float) -> Any:
-        return module.InferenceServerClient(url.address, ssl=url.tls, **options(url.tls, timeout_s))
+        options: dict[str, Any] = {"connection_timeout": timeout_s, "network_timeout": timeout_s}
+        if is_grpc:
+            options = {"channel_args": _CHANNEL_ARGS}
+        elif aio:
+            context = ssl.create_default_context() if url.tls else None
+            options = {"conn_timeout": timeout_s, "conn_limit": 0, "ssl_context": context}
+        else:
+            options["ssl_context_factory"] = gevent.ssl.create_default_context
+        return module.InferenceServerClient(url.address, ssl=url.tls, **options)
 
-    return TritonclientLibrary(module, connect, (InferenceServerException, *errors), url.protocol == GRPC)
-
-
-#: The options of a tritonclient, given whether TLS is used and the time-out in seconds.
-_Options: TypeAlias = Callable[[bool, float], dict[str, Any]]
-#: These options, and further exceptions of the library.
-_Kind: TypeAlias = tuple[_Options, tuple[type[Exception], ...]]
-
-
-def _grpc_library() -> _Kind:
-    import grpc
-
-    return lambda tls, timeout_s: {"channel_args": _CHANNEL_ARGS}, (grpc.RpcError,)
-
-
-def _gevent_library() -> _Kind:
-    import gevent.ssl
-    from geventhttpclient.response import HTTPParseError
-
-    def options(tls: bool, timeout_s: float) -> dict[str, Any]:
-        context = gevent.ssl.create_default_context
-        return {"connection_timeout": timeout_s, "network_timeout": timeout_s, "ssl_context_factory": context}
-
-    return options, (OSError, HTTPParseError)
-
-
-def _aiohttp_library() -> _Kind:
-    import ssl
-
-    import aiohttp
-
-    def options(tls: bool, timeout_s: float) -> dict[str, Any]:
-        context = ssl.create_default_context() if tls else None
-        return {"conn_timeout": timeout_s, "conn_limit": 0, "ssl_context": context}
-
-    return options, (OSError, aiohttp.ClientError)
-
-
-_TABLE_HEAD: Final = ("", "name", "datatype", "shape")
-
-
-def client_text(kind: str, settings: ClientSettings) -> str:
-    return f"<{kind} of {settings.shown} at {settings.url}>"
-
-
-def client_html(kind: str, settings: ClientSettings, config: ClientModelConfig | None) -> str:
-    """Return the line as HTML, with the model's tensors if they are known."""
-    head = line(kind, f"of {settings.shown} at {settings.url}")
-    if config is None:
-        return head
-    rows = []
-    for title, tensors in (("input", config.inputs), ("output", config.outputs)):
-        for one in tensors or ():
-            datatype = datatype_of(one.dtype) + (", optional" if one.optional else "")
-            rows.append((title, one.name, datatype, str(list(one.shape))))
-    return head + table(_TABLE_HEAD, rows)
+    return TritonclientLibrary(module, connect, (InferenceServerException, *errors), is_grpc)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from gpuserve.model.declaration import DynamicBatcher, ModelWarmup, QueuePolicy, TimeoutAction
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of, numpy_dtype
@@ -74,7 +75,7 @@ def parse_model_config(document: Mapping[str, Any], model_version: str = "") -> 
         model_version=int(model_version) if model_version else max(map(int, versions), default=1),
         max_batch_size=max_batch_size,
         batching=max_batch_size > 0,
-        batcher=None if batching is None else _batcher(batching),
+        batcher=None if batching is None else _options(DynamicBatcher, batching),
         instance_group=_instances(document.get("instance_group", ())),
         decoupled=bool(document.get("model_transaction_policy", {}).get("decoupled", False)),
         backend_parameters={
@@ -89,17 +90,15 @@ def parse_model_config(document: Mapping[str, Any], model_version: str = "") -> 
 
 def _tensor_spec(document: Mapping[str, Any]) -> TensorSpec:
     shape = tuple(map(int, document.get("dims", ())))
-    dtype = _numpy_type(document["data_type"])
-    return TensorSpec(document["name"], shape, dtype, bool(document.get("optional", False)))
-
-
-def _numpy_type(data_type: str) -> Any:
-    import numpy as np
-
-    datatype = datatype_of(data_type)
+    datatype = datatype_of(document["data_type"])
+    dtype: Any = bool
     if datatype == BYTES:
-        return np.bytes_
-    return bool if datatype == "BOOL" else numpy_dtype(datatype).type
+        import numpy as np
+
+        dtype = np.bytes_
+    elif datatype != "BOOL":
+        dtype = numpy_dtype(datatype).type
+    return TensorSpec(document["name"], shape, dtype, bool(document.get("optional", False)))
 
 
 def _instances(groups: Sequence[Mapping[str, Any]]) -> dict[DeviceKind, int | None]:
@@ -110,24 +109,22 @@ def _instances(groups: Sequence[Mapping[str, Any]]) -> dict[DeviceKind, int | No
     return counts
 
 
-def _batcher(document: Mapping[str, Any]) -> DynamicBatcher:
-    default = document.get("default_queue_policy")
-    policies = document.get("priority_queue_policy", {})
-    return DynamicBatcher(
-        max_queue_delay_microseconds=int(document.get("max_queue_delay_microseconds", 0)),
-        preferred_batch_size=[int(size) for size in document.get("preferred_batch_size", ())] or None,
-        preserve_ordering=bool(document.get("preserve_ordering", False)),
-        priority_levels=int(document.get("priority_levels", 0)),
-        default_priority_level=int(document.get("default_priority_level", 0)),
-        default_queue_policy=None if default is None else _queue_policy(default),
-        priority_queue_policy={int(level): _queue_policy(one) for level, one in policies.items()} or None,
-    )
+_Options = TypeVar("_Options", DynamicBatcher, QueuePolicy)
 
 
-def _queue_policy(document: Mapping[str, Any]) -> QueuePolicy:
-    return QueuePolicy(
-        timeout_action=TimeoutAction(document.get("timeout_action", "REJECT")),
-        default_timeout_microseconds=int(document.get("default_timeout_microseconds", 0)),
-        allow_timeout_override=bool(document.get("allow_timeout_override", False)),
-        max_queue_size=int(document.get("max_queue_size", 0)),
-    )
+def _options(table: type[_Options], document: Mapping[str, Any]) -> _Options:
+    known = document.keys() & {one.name for one in fields(table)}
+    return table(**{name: _READERS.get(name, int)(document[name]) for name in known})
+
+
+#: Readers of options that are no integers.
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "preferred_batch_size": lambda sizes: [int(one) for one in sizes] or None,
+    "preserve_ordering": bool,
+    "default_queue_policy": partial(_options, QueuePolicy),
+    "priority_queue_policy": lambda policies: (
+        {int(level): _options(QueuePolicy, one) for level, one in policies.items()} or None
+    ),
+    "timeout_action": TimeoutAction,
+    "allow_timeout_override": bool,
+}

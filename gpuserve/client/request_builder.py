@@ -89,22 +89,17 @@ def datatype_of_input(name: str, array: Any) -> str:
             f"Unicode inputs are not supported. Encode the array of input {name!r}, for example with "
             "np.char.encode(array, 'utf-8')"
         )
-    if kind == "O":
-        _check_bytes(name, array)
-    try:
-        return datatype_of(array.dtype)
-    except ValueError:
-        text = f"Input {name!r} has dtype {array.dtype}, which the protocol has no datatype for"
-        raise ClientValueError(text) from None
-
-
-def _check_bytes(name: str, array: NDArray[Any]) -> None:
-    for one in array.flat:
+    for one in array.flat if kind == "O" else ():
         if not isinstance(one, bytes):
             raise ClientEncodingError(
                 f"Input {name!r} has dtype=object, whose elements must be encoded strings, which is bytes, "
                 f"and one of them is of type {type(one).__name__}"
             )
+    try:
+        return datatype_of(array.dtype)
+    except ValueError:
+        text = f"Input {name!r} has dtype {array.dtype}, which the protocol has no datatype for"
+        raise ClientValueError(text) from None
 
 
 class RequestBuilder:
