@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from gpuserve.api.pickled_callables import described, pickled_sources
@@ -154,21 +154,18 @@ def _completed(
         declared = declaration(target, getattr(target, "__qualname__", type(target).__qualname__), {})
     except LoadError as error:
         raise BindError(str(error)) from None
-    given = {"inputs": inputs, "outputs": outputs}
-    tensors = [_declared_tensors(key, declared, target) if one is None else one for key, one in given.items()]
+    tensors: list[Sequence[Tensor]] = []
+    for key, given in (("inputs", inputs), ("outputs", outputs)):
+        if given is None and key not in declared:
+            ways = f"say {key}=[Tensor(…)], or give the callable types (gpuserve.typed) or an attribute {key}"
+            raise BindError(f"the {key} of {described(target)} are not known: {ways} = [Tensor(…)]")
+        tensors.append([Tensor(**one) for one in declared[key]] if given is None else given)
     if config is None:
         said: dict[str, Any] = {key: declared[key] for key in ("array", "decoupled") if key in declared}
         if (size := declared.get("max_batch_size")) is not None:
             said |= {"batching": size > 0, "max_batch_size": size or ModelConfig.max_batch_size}
         config = ModelConfig(**said)
     return tensors[0], tensors[1], config
-
-
-def _declared_tensors(key: str, declared: Mapping[str, Any], target: Served) -> list[Tensor]:
-    if key not in declared:
-        ways = f"say {key}=[Tensor(…)], or give the callable types (gpuserve.typed) or an attribute {key}"
-        raise BindError(f"the {key} of {described(target)} are not known: {ways} = [Tensor(…)]")
-    return [Tensor(**one) for one in declared[key]]
 
 
 def _instances(
@@ -219,19 +216,15 @@ def _callables(infer_func: Any, adapter: str = "") -> list[Served]:
         return [infer_func]
     if isinstance(infer_func, Sequence) and infer_func and (adapter or all(map(_is_served, infer_func))):
         return list(infer_func)
-    kinds = "infer_func must be a callable or a non-empty sequence of callables"
-    raise BindError(f"{kinds}, got {_shown(infer_func)}")
+    shown = f"an object of type {type(infer_func).__name__}"
+    if isinstance(infer_func, list | tuple):
+        kinds = ", ".join(type(one).__name__ for one in infer_func) or "nothing"
+        shown = f"a {type(infer_func).__name__} of {kinds}"
+    raise BindError(f"infer_func must be a callable or a non-empty sequence of callables, got {shown}")
 
 
 def _is_served(infer_func: Any) -> bool:
     return callable(infer_func) or is_stepped(infer_func)
-
-
-def _shown(infer_func: Any) -> str:
-    if not isinstance(infer_func, list | tuple):
-        return f"an object of type {type(infer_func).__name__}"
-    kinds = ", ".join(type(one).__name__ for one in infer_func)
-    return f"a {type(infer_func).__name__} of {kinds or 'nothing'}"
 
 
 def _check_answers(config: ModelConfig, callables: Sequence[Served], *, may_yield: bool) -> None:

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
@@ -36,9 +36,8 @@ def sole_callable(module: ModuleType, file: str) -> str:
         return names[0]
     if not names:
         raise LoadError("there is no public callable: expected a function or a class of its own")
-    raise LoadError(
-        f"there are several callables, {_listed(names)}: name the one to serve, as {file}:{names[0]}"
-    )
+    listed = f"{', '.join(map(repr, names[:-1]))} and {names[-1]!r}"
+    raise LoadError(f"there are several callables, {listed}: name the one to serve, as {file}:{names[0]}")
 
 
 def _public_callables(module: ModuleType) -> Iterator[tuple[str, Any]]:
@@ -49,15 +48,12 @@ def _public_callables(module: ModuleType) -> Iterator[tuple[str, Any]]:
             continue
         is_plain = isinstance(one, type | FunctionType)
         home = one.__module__ if is_plain else type(one).__module__
-        if (callable(one) or is_stepped(one)) and home == module.__name__ and not _is_data(one):
+        if not (callable(one) or is_stepped(one)) or home != module.__name__:
+            continue
+        called = inspect.getattr_static(one, "__call__", None)
+        is_served = isinstance(called, FunctionType) or is_stepped(one) or is_for_openai(one)
+        if is_served or not isinstance(one, type):  # else a class of values, such as a function's outputs
             yield name, one
-
-
-def _is_data(one: Any) -> bool:
-    """Return whether an object is a class of values, such as a function's outputs, and serves nothing."""
-    called = inspect.getattr_static(one, "__call__", None)
-    is_served = isinstance(called, FunctionType) or is_stepped(one) or is_for_openai(one)
-    return isinstance(one, type) and not is_served
 
 
 def _is_meant_to_be_served(one: Any) -> bool:
@@ -66,10 +62,6 @@ def _is_meant_to_be_served(one: Any) -> bool:
     if argument_form_of(called) is not None or has_declaration or is_stepped(one):
         return True
     return hasattr(one, "inputs") and hasattr(one, "outputs")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(map(repr, names[:-1]))} and {names[-1]!r}"
 
 
 #: File and line of a frame in a traceback.
@@ -88,17 +80,15 @@ def main() -> None:
     faulthandler.dump_traceback_later(max(0.1, question.pop("stacks_at") - time.monotonic()))
     with os.fdopen(os.dup(1), "wb") as answer_to:
         os.dup2(2, 1)  # output of user code must not get into the answer
-        answer_to.write(_packed(_answer(**question), question["path"]))
+        answer = _answer(**question)
+        try:
+            packed = msgpack.packb(answer)
+        except (TypeError, ValueError, OverflowError) as error:
+            text = f"the declaration of {question['path']!r} must be plain data as in a config file: {error}"
+            packed = msgpack.packb({"error": text})
+        answer_to.write(packed)
     sys.stderr.flush()
     os._exit(0)  # do not wait for threads that the user's module has started
-
-
-def _packed(answer: dict[str, Any], path: str) -> bytes:
-    try:
-        return bytes(msgpack.packb(answer))
-    except (TypeError, ValueError, OverflowError) as error:
-        text = f"the declaration of {path!r} must be plain data as in a config file: {error}"
-        return bytes(msgpack.packb({"error": text}))
 
 
 def _answer(

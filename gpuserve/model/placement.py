@@ -70,20 +70,21 @@ class ServerDevices:
         models = list(specs)
         if again and any(_is_unplaced(one) for model in models for one in model.instances):
             self.inventory(again=True)
-        placed = [self._place(_without_auto(one), None) for one in models]
+        placed = []
+        for one in models:
+            fixed = tuple(instance for instance in one.instances if instance.device != AUTO)
+            placed.append(
+                self._place(dataclasses.replace(one, instances=fixed) if _has_auto(one) else one, None)
+            )
         if not any(map(_has_auto, models)):
             return placed
-        room, pairs = self._room([*beside, *placed]), zip(models, placed, strict=True)
-        return [self._place(one, room) if _has_auto(one) else made for one, made in pairs]
-
-    def _room(self, present: Iterable[ModelSpec]) -> FreeMemory:
-        """Return the free memory of the devices that a process may use, beside models that are placed."""
         from gpuserve.devices.machine import PROHIBITED  # as above
 
         devices = [one for one in self.inventory().devices if one.gpu.compute_mode != PROHIBITED]
         parts = {one.name: one.mig or one.gpu for one in devices}
         sizes = {name: (part.memory_nbytes, part.free_nbytes) for name, part in parts.items()}
-        return FreeMemory(sizes, present)
+        room, pairs = FreeMemory(sizes, [*beside, *placed]), zip(models, placed, strict=True)
+        return [self._place(one, room) if _has_auto(one) else made for one, made in pairs]
 
     def _place(self, spec: ModelSpec, room: FreeMemory | None) -> ModelSpec:
         if missing := missing_library(spec) or _missing_cpu(spec.instances):
@@ -172,11 +173,6 @@ def _has_auto(spec: ModelSpec) -> bool:
     return any(one.device == AUTO for one in spec.instances)
 
 
-def _without_auto(spec: ModelSpec) -> ModelSpec:
-    fixed = tuple(one for one in spec.instances if one.device != AUTO)
-    return spec if len(fixed) == len(spec.instances) else dataclasses.replace(spec, instances=fixed)
-
-
 def _missing_cpu(instances: Iterable[InstanceSpec]) -> str:
     """Return a sentence about the first CPU of an instance that this process may not use, or ""."""
     bound = [one for one in instances if one.cpus]
@@ -219,7 +215,9 @@ def with_count(spec: ModelSpec, count: int, down: Collection[str] = ()) -> Model
         there = [one for one in spec.instances if one.device == device]
         staying = sorted(there, key=lambda one: one.name in down)[:count]
         here = [one for one in there if one in staying]
-        names = list(itertools.islice(_names(f"{device}#" if on_device else "", taken), count - len(here)))
+        place = f"{device}#" if on_device else ""
+        free = (name for number in itertools.count() if (name := f"{place}{number}") not in taken)
+        names = list(itertools.islice(free, count - len(here)))
         taken.update(names)
         instances += [*here, *(dataclasses.replace(here[0], name=name) for name in names)]
     return dataclasses.replace(spec, instances=tuple(instances))
@@ -255,11 +253,6 @@ def _check(spec: ModelSpec, count: int) -> None:
             f"the {len(spec.instances)} instances of model '{spec.name}' have different callables: there "
             f"cannot be {count} on each device"
         )
-
-
-def _names(place: str, taken: Collection[str]) -> Iterator[str]:
-    """Yield names that no instance has: numbered on each device if all are, else by position."""
-    return (name for number in itertools.count() if (name := f"{place}{number}") not in taken)
 
 
 # ---- libraries ------------------------------------------------------------------------------

@@ -151,7 +151,14 @@ def call_problem(
         except ValueError:  # written in C without a signature
             pass
         return None
-    if inputs is None or not _has_own_decorators_only(called):
+    if inputs is None:
+        return None
+    function = called
+    while isinstance(function, types.FunctionType) and hasattr(function, "__wrapped__"):
+        if not is_own_code(function.__code__):
+            return None
+        function = function.__wrapped__
+    if not isinstance(function, types.FunctionType):
         return None
     others = {*requested_parameters(called), _CONTEXT}
     own = [one for one in _parameters(called, is_method) if one.name not in others]
@@ -163,14 +170,6 @@ def call_problem(
     given = ", ".join(map(repr, inputs)) or "none"
     wrong = f"parameter {lacking[0]!r} is no input" if lacking else f"no parameter takes {surplus[0]!r}"
     return f"{name!r} below @{form} is called with the declared inputs by name ({given}), but {wrong}"
-
-
-def _has_own_decorators_only(called: Any) -> bool:
-    while isinstance(called, types.FunctionType) and hasattr(called, "__wrapped__"):
-        if not is_own_code(called.__code__):
-            return False
-        called = called.__wrapped__
-    return isinstance(called, types.FunctionType)
 
 
 def _attribute(called: Any, name: str, default: Any) -> Any:
@@ -255,8 +254,13 @@ def _inputs(
         )
     if other_parameters:
         return None, None
-    inputs = tuple(_declared(one, "validation") for one in found)
-    return inputs, _library([one for one in found if one.datatype != BYTES], name)
+    libraries = {one.library for one in found if one.datatype != BYTES}
+    if len(libraries) > 1:
+        listed = " and ".join(sorted(one or "numpy" for one in libraries))
+        raise SignatureError(
+            f"the inputs of {name} are arrays of {listed}: all of them come from one library"
+        )
+    return tuple(_declared(one, "validation") for one in found), libraries.pop() if libraries else None
 
 
 def _check_parameter(parameter: inspect.Parameter, tensor: _Type, name: str) -> None:
@@ -283,41 +287,25 @@ def _is_required(parameter: inspect.Parameter) -> bool:
     }
 
 
-def _library(inputs: Sequence[_Type], name: str) -> str | None:
-    libraries = {one.library for one in inputs}
-    if len(libraries) > 1:
-        raise SignatureError(
-            f"the inputs of {name} are arrays of {' and '.join(sorted(one or 'numpy' for one in libraries))}"
-            ": all of them come from one library"
-        )
-    return libraries.pop() if libraries else None
-
-
 def _outputs(hint: Any, name: str) -> tuple[Tensor, ...] | None:
     """Return the output tensors, or None if the return type declares none."""
     where = f"what {name} returns"
     hint = _answer(hint)
-    alone = _tensor(hint, where)
-    if alone is not None:
-        _check_output(alone, where)
-        return (_declared(alone, "serialization"),)
+    parts = _fields(hint) if _tensor(hint, where) is None else [(None, hint)]
     outputs: list[Tensor] = []
-    for key, one in _fields(hint):
+    for key, one in parts:
         place = where if key is None else f"{key!r} of {where}"
         tensor = _tensor(one, place)
         if tensor is None:
             if key is None and not outputs:
                 return None
             raise SignatureError(f"{place} is {_shown(one)}, which is no tensor: expected {_EXAMPLE}")
-        _check_output(tensor, place)
+        if tensor.optional:
+            text = "an output is always there: only inputs are optional"
+            raise SignatureError(f"{place} may be None, but {text}")
         named = tensor if key is None else tensor._replace(name=key)
         outputs.append(_declared(named, "serialization"))
     return tuple(outputs) or None
-
-
-def _check_output(tensor: _Type, where: str) -> None:
-    if tensor.optional:
-        raise SignatureError(f"{where} may be None, but an output is always there: only inputs are optional")
 
 
 def _answer(hint: Any) -> Any:
@@ -400,9 +388,12 @@ def _tensor(hint: Any, where: str) -> _Type | None:
     shape = _last(marks, Shape)
     name = _last(marks, Name)
     datatype = _datatype(_last(marks, DType), base, where)
+    dims = _ONE_AXIS if shape is None else shape.dims
+    if not all(isinstance(one, int) and not isinstance(one, bool) and one >= -1 for one in dims):
+        raise SignatureError(f"{where} has {shape!r}: expected integers of at least 0, or -1 for any size")
     return _Type(
         datatype,
-        _dims(shape, where),
+        dims,
         None if name is None else name.name,
         library if library in _LIBRARIES else None,
         optional or inner_optional,
@@ -447,7 +438,10 @@ def _library_of(origin: Any) -> str | None:
 
 
 def _datatype(mark: DType | None, base: Any, where: str) -> str:
-    dtype = mark.dtype if mark is not None else _dtype_in(base)
+    dtype = None if mark is None else mark.dtype
+    for one in typing.get_args(base) if mark is None else ():  # of ``np.ndarray[…, np.dtype[…]]``
+        if typing.get_origin(one) is np.dtype:
+            (dtype,) = typing.get_args(one)
     if dtype is None or dtype is Any:
         raise SignatureError(
             f"{where} is {_shown(base)}, which has no dtype: write NDArray[np.float32], or "
@@ -457,22 +451,6 @@ def _datatype(mark: DType | None, base: Any, where: str) -> str:
         return datatype_of(dtype)
     except ValueError as error:
         raise SignatureError(f"{where}: {error}") from None
-
-
-def _dtype_in(base: Any) -> Any:
-    """Return the scalar type in ``np.ndarray[…, np.dtype[…]]``, or None."""
-    for one in typing.get_args(base):
-        if typing.get_origin(one) is np.dtype:
-            return typing.get_args(one)[0]
-    return None
-
-
-def _dims(mark: Shape | None, where: str) -> tuple[int, ...]:
-    if mark is None:
-        return _ONE_AXIS
-    if all(isinstance(one, int) and not isinstance(one, bool) and one >= -1 for one in mark.dims):
-        return mark.dims
-    raise SignatureError(f"{where} has {mark!r}: expected integers of at least 0, or -1 for any size")
 
 
 def _shown(hint: Any) -> str:

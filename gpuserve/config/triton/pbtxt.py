@@ -211,115 +211,97 @@ def _no(text: str) -> FieldRule:
     return FieldRule(Treatment.REFUSED, text)
 
 
-def _honoured(*names: str) -> dict[str, FieldRule]:
-    return dict.fromkeys(names, YES)
+def _table(honoured: str, **others: FieldRule) -> Table:
+    return dict.fromkeys(honoured.split(), YES) | others
 
 
 _TENSORRT: Final = _no("only TensorRT has such tensors; leave it out")
-_CUDA_GRAPHS: Final = _idle("only TensorRT captures graphs by a configuration")
 _QUICK: Final = _idle("the server decides itself how tensors are copied")
 
 #: Rules by the name of the message without the package. Messages that occur only in fields that are not
 #: honoured are left out.
+# fmt: off
 TABLES: Final[Mapping[str, Table]] = {
-    "ModelConfig": {
-        **_honoured("name", "platform", "backend", "version_policy", "max_batch_size", "input", "output"),
-        **_honoured("dynamic_batching", "sequence_batching", "ensemble_scheduling", "instance_group"),
-        **_honoured("default_model_filename", "parameters", "model_warmup", "model_transaction_policy"),
-        **_honoured("optimization", "response_cache", "batch_input", "batch_output"),
-        "runtime": _no("a backend is not chosen by its library; leave it out"),
-        "cc_model_filenames": _no(
-            "a model has one file for all GPUs; give its name as default_model_filename"
-        ),
-        "metric_tags": _idle("metrics have the labels model and version"),
-        "model_operations": _no("libraries of operators are loaded by the model itself: in a model.py"),
-        "model_repository_agents": _no(
-            "nothing is done to a model before it is loaded; check or decrypt it before the server starts"
-        ),
-        "model_metrics": _idle("histograms have the buckets of this server"),
-    },
-    "ModelVersionPolicy": _honoured("latest", "all", "specific"),
-    "ModelVersionPolicy.Latest": _honoured("num_versions"),
+    "ModelConfig": _table(
+        "name platform backend version_policy max_batch_size input output dynamic_batching sequence_batching "
+        "ensemble_scheduling instance_group default_model_filename parameters model_warmup optimization "
+        "model_transaction_policy response_cache batch_input batch_output",
+        runtime=_no("a backend is not chosen by its library; leave it out"),
+        cc_model_filenames=_no("a model has one file for all GPUs; give its name as default_model_filename"),
+        metric_tags=_idle("metrics have the labels model and version"),
+        model_operations=_no("libraries of operators are loaded by the model itself: in a model.py"),
+        model_repository_agents=_no(
+            "nothing is done to a model before it is loaded; check or decrypt it before the server starts"),
+        model_metrics=_idle("histograms have the buckets of this server"),
+    ),
+    "ModelVersionPolicy": _table("latest all specific"),
+    "ModelVersionPolicy.Latest": _table("num_versions"),
     "ModelVersionPolicy.All": {},
-    "ModelVersionPolicy.Specific": _honoured("versions"),
-    "ModelInput": {
-        **_honoured("name", "data_type", "dims", "reshape", "optional", "allow_ragged_batch"),
-        "format": _idle("it describes the axes; the dims say how long they are"),
-        "is_shape_tensor": _TENSORRT,
-        "is_non_linear_format_io": _TENSORRT,
-    },
-    "ModelTensorReshape": _honoured("shape"),
-    "BatchInput": _honoured("kind", "target_name", "data_type", "source_input"),
-    "BatchOutput": _honoured("kind", "target_name", "source_input"),
-    "ModelOutput": {
-        **_honoured("name", "data_type", "dims", "reshape", "label_filename"),
-        "is_shape_tensor": _TENSORRT,
-        "is_non_linear_format_io": _TENSORRT,
-    },
+    "ModelVersionPolicy.Specific": _table("versions"),
+    "ModelInput": _table(
+        "name data_type dims reshape optional allow_ragged_batch",
+        format=_idle("it describes the axes; the dims say how long they are"),
+        is_shape_tensor=_TENSORRT, is_non_linear_format_io=_TENSORRT,
+    ),
+    "ModelTensorReshape": _table("shape"),
+    "BatchInput": _table("kind target_name data_type source_input"),
+    "BatchOutput": _table("kind target_name source_input"),
+    "ModelOutput": _table(
+        "name data_type dims reshape label_filename",
+        is_shape_tensor=_TENSORRT, is_non_linear_format_io=_TENSORRT,
+    ),
     "ModelOptimizationPolicy": {
         "graph": _idle("the runtimes have levels of optimization of their own"),
         "priority": _idle("models have no priority over one another on a GPU"),
-        "cuda": _CUDA_GRAPHS,
+        "cuda": _idle("only TensorRT captures graphs by a configuration"),
         "execution_accelerators": _no(
-            "a model runs by what its runtime brings; for another, call it in a model.py"
-        ),
+            "a model runs by what its runtime brings; for another, call it in a model.py"),
         "input_pinned_memory": _QUICK,
         "output_pinned_memory": _QUICK,
         "gather_kernel_buffer_threshold": _QUICK,
         "eager_batching": _idle("a batch is formed when an instance has room for it"),
     },
-    "ModelDynamicBatching": _honoured(
-        *("preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering", "priority_levels"),
-        *("default_priority_level", "default_queue_policy", "priority_queue_policy"),
+    "ModelDynamicBatching": _table(
+        "preferred_batch_size max_queue_delay_microseconds preserve_ordering priority_levels "
+        "default_priority_level default_queue_policy priority_queue_policy"),
+    "ModelQueuePolicy": _table(
+        "timeout_action default_timeout_microseconds allow_timeout_override max_queue_size"),
+    "ModelSequenceBatching": _table(
+        "direct oldest max_sequence_idle_microseconds control_input state iterative_sequence"),
+    "ModelSequenceBatching.StrategyDirect": _table("max_queue_delay_microseconds minimum_slot_utilization"),
+    "ModelSequenceBatching.StrategyOldest": _table(
+        "max_candidate_sequences preferred_batch_size max_queue_delay_microseconds preserve_ordering"),
+    "ModelSequenceBatching.ControlInput": _table("name control"),
+    "ModelSequenceBatching.State": _table(
+        "input_name output_name data_type dims initial_state use_same_buffer_for_input_output",
+        use_growable_memory=_idle("only memory of CUDA grows in place; a state may have another shape"),
     ),
-    "ModelQueuePolicy": _honoured(
-        "timeout_action", "default_timeout_microseconds", "allow_timeout_override", "max_queue_size"
+    "ModelSequenceBatching.InitialState": _table("data_type dims zero_data data_file name"),
+    "ModelSequenceBatching.Control": _table(
+        "kind int32_false_true fp32_false_true bool_false_true data_type"),
+    "ModelEnsembling": _table(
+        "step",
+        max_inflight_requests=_idle("each step waits in the queue of its model, which has the limits")),
+    "ModelEnsembling.Step": _table(
+        "model_name model_version input_map output_map",
+        model_namespace=_no("models of all repositories have one namespace; leave it out"),
     ),
-    "ModelSequenceBatching": {
-        **_honoured("direct", "oldest", "max_sequence_idle_microseconds", "control_input"),
-        **_honoured("state", "iterative_sequence"),
-    },
-    "ModelSequenceBatching.StrategyDirect": _honoured(
-        "max_queue_delay_microseconds", "minimum_slot_utilization"
+    "ModelInstanceGroup": _table(
+        "kind count rate_limiter gpus passive",
+        name=_idle("instances are named by their device"),
+        secondary_devices=_no("an instance has one device; a model.py may use others itself"),
+        profile=_no("only TensorRT has optimization profiles; leave it out"),
+        host_policy=_idle("a worker stays beside its GPU (numa_affinity)"),
     ),
-    "ModelSequenceBatching.StrategyOldest": _honoured(
-        *("max_candidate_sequences", "preferred_batch_size"),
-        *("max_queue_delay_microseconds", "preserve_ordering"),
-    ),
-    "ModelSequenceBatching.ControlInput": _honoured("name", "control"),
-    "ModelSequenceBatching.State": {
-        **_honoured("input_name", "output_name", "data_type", "dims", "initial_state"),
-        "use_same_buffer_for_input_output": YES,
-        "use_growable_memory": _idle("only memory of CUDA grows in place; a state may have another shape"),
-    },
-    "ModelSequenceBatching.InitialState": _honoured("data_type", "dims", "zero_data", "data_file", "name"),
-    "ModelSequenceBatching.Control": _honoured(
-        "kind", "int32_false_true", "fp32_false_true", "bool_false_true", "data_type"
-    ),
-    "ModelEnsembling": {
-        **_honoured("step"),
-        "max_inflight_requests": _idle("each step waits in the queue of its model, which has the limits"),
-    },
-    "ModelEnsembling.Step": {
-        **_honoured("model_name", "model_version", "input_map", "output_map"),
-        "model_namespace": _no("models of all repositories have one namespace; leave it out"),
-    },
-    "ModelInstanceGroup": {
-        **_honoured("kind", "count", "rate_limiter", "gpus"),
-        "name": _idle("instances are named by their device"),
-        "secondary_devices": _no("an instance has one device; a model.py may use others itself"),
-        "profile": _no("only TensorRT has optimization profiles; leave it out"),
-        "passive": YES,
-        "host_policy": _idle("a worker stays beside its GPU (numa_affinity)"),
-    },
-    "ModelRateLimiter": _honoured("resources", "priority"),
-    "ModelRateLimiter.Resource": _honoured("name", "global", "count"),
-    "ModelParameter": _honoured("string_value"),
-    "ModelWarmup": _honoured("name", "batch_size", "inputs", "count"),
-    "ModelWarmup.Input": _honoured("data_type", "dims", "zero_data", "random_data", "input_data_file"),
-    "ModelTransactionPolicy": _honoured("decoupled"),
-    "ModelResponseCache": _honoured("enable"),
+    "ModelRateLimiter": _table("resources priority"),
+    "ModelRateLimiter.Resource": _table("name global count"),
+    "ModelParameter": _table("string_value"),
+    "ModelWarmup": _table("name batch_size inputs count"),
+    "ModelWarmup.Input": _table("data_type dims zero_data random_data input_data_file"),
+    "ModelTransactionPolicy": _table("decoupled"),
+    "ModelResponseCache": _table("enable"),
 }
+# fmt: on
 _UNKNOWN: Final = _no("this server does not know it; leave it out")
 
 
