@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpuserve.config import precedence
-from gpuserve.config.entries import Entry, Key
+from gpuserve.config.entries import Entry
 from gpuserve.config.load import Configuration
 from gpuserve.config.precedence import Sources
 from gpuserve.config.problems import Origin, dotted
@@ -49,31 +49,21 @@ def _entry(entry: Entry, path: Path, sources: Sources) -> Iterator[EffectiveValu
     for name in sorted(entry.keys, key=lambda one: one not in _FIRST):
         key = entry.keys[name]
         value, place = getattr(entry, name), (*path, name)
-        inner = _inner(value, place)
-        if inner:
-            for one, where in inner:
+        inner = {place: value}
+        if isinstance(value, list | dict):
+            pairs = enumerate(value) if isinstance(value, list) else value.items()
+            inner = {(*place, step): one for step, one in pairs}
+        if entries := {where: one for where, one in inner.items() if isinstance(one, Entry)}:
+            for where, one in entries.items():
                 yield from _entry(one, where, sources)
-        else:
-            yield _value(value, place, key, is_given=name in entry.given, sources=sources)
-
-
-def _inner(value: Any, path: Path) -> list[tuple[Entry, Path]]:
-    if isinstance(value, Entry):
-        return [(value, path)]
-    if isinstance(value, list):
-        return [(one, (*path, index)) for index, one in enumerate(value) if isinstance(one, Entry)]
-    if isinstance(value, dict):
-        return [(one, (*path, key)) for key, one in value.items() if isinstance(one, Entry)]
-    return []
-
-
-def _value(value: Any, path: Path, key: Key, *, is_given: bool, sources: Sources) -> EffectiveValue:
-    shown = MASK if key.secret and value else _masked(value)
-    if not is_given and precedence.override_of(path, sources.overrides) is None:
-        return EffectiveValue(path, shown)
-    problem = sources.problem(path, "")  # a mistake in the value would be reported at its origin
-    line = None if problem.span is None else problem.span.line
-    return EffectiveValue(path, shown, problem.origin, problem.label, line)
+            continue
+        shown = MASK if key.secret and value else _masked(value)
+        if name not in entry.given and precedence.override_of(place, sources.overrides) is None:
+            yield EffectiveValue(place, shown)
+            continue
+        problem = sources.problem(place, "")  # a mistake in the value would be reported at its origin
+        line = None if problem.span is None else problem.span.line
+        yield EffectiveValue(place, shown, problem.origin, problem.label, line)
 
 
 def _masked(value: Any) -> Any:

@@ -6,6 +6,7 @@ steps joined by two underscores, model names in capitals with ``_`` for other ch
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,11 +60,21 @@ def from_environment(
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in _NO_KEYS or _is_service_link(name, environ):
             continue
-        found = _path_of(name.removeprefix(PREFIX), model_names)
+        section, _, key = name.removeprefix(PREFIX).partition(_SEPARATOR)
+        path: Path = tuple(step.lower() for step in name.removeprefix(PREFIX).split(_SEPARATOR))
+        path = (*path[:-1], schema.canonical_key(path))
+        found: list[Path] | str
+        if section == "MODELS" and key:
+            found = _model_paths(key, model_names)
+        elif section == "SERVER" and key and schema.kind_at(path) is not None:
+            found = [path]
+        else:
+            known = [variable_name(("server", one)) for one in schema.keys_at(("server",))]
+            found = f"unknown variable{nearest(name, known) or f'; known are {known[0]} and its like'}"
         if isinstance(found, str):
             problems.append(Problem(name, found, Origin.ENVIRONMENT))
         else:
-            overrides += [from_text(path, environ[name], name, Origin.ENVIRONMENT) for path in found]
+            overrides += [from_text(one, environ[name], name, Origin.ENVIRONMENT) for one in found]
     return overrides, problems
 
 
@@ -86,7 +97,18 @@ def apply(data: Any, overrides: Iterable[Override]) -> Any:
     """Return a copy of the data with all overrides applied; later overrides take precedence."""
     whole = copy.deepcopy(data)
     for override in overrides:
-        _put(whole, override.path, override.value)
+        inner, (*parents, last) = whole, override.path
+        for step, following in itertools.pairwise((*parents, last)):
+            if isinstance(inner, dict):
+                inner = inner.setdefault(step, [] if isinstance(following, int) else {})
+            elif isinstance(inner, list) and isinstance(step, int) and step < len(inner):
+                inner = inner[step]
+            else:
+                inner = None  # no value has such a path: the schema reports what is there
+        if isinstance(inner, dict) or (
+            isinstance(inner, list) and isinstance(last, int) and last < len(inner)
+        ):
+            inner[last] = override.value
     return whole
 
 
@@ -96,19 +118,6 @@ def override_of(path: Path, overrides: Sequence[Override]) -> Override | None:
         if path[: len(override.path)] == override.path:
             return override
     return None
-
-
-def _path_of(rest: str, model_names: Sequence[str]) -> list[Path] | str:
-    """Return the paths that a variable's name without prefix stands for, or why there is none."""
-    section, _, key = rest.partition(_SEPARATOR)
-    if section == "MODELS" and key:
-        return _model_paths(key, model_names)
-    path: Path = tuple(step.lower() for step in rest.split(_SEPARATOR))
-    path = (*path[:-1], schema.canonical_key(path))
-    if section == "SERVER" and key and schema.kind_at(path) is not None:
-        return [path]
-    known = [variable_name(("server", name)) for name in schema.keys_at(("server",))]
-    return f"unknown variable{nearest(PREFIX + rest, known) or f'; known are {known[0]} and its like'}"
 
 
 def _model_paths(rest: str, model_names: Sequence[str]) -> list[Path] | str:
@@ -150,20 +159,6 @@ def _is_service_link(name: str, environ: Mapping[str, str]) -> bool:
         return True
     linked = _SERVICE_LINK.fullmatch(rest) is not None
     return linked and ("_TCP" in rest or "_UDP" in rest or bool(_SERVICE_URL.fullmatch(environ[name])))
-
-
-def _put(whole: Any, path: Path, value: Any) -> None:
-    *parents, last = path
-    for step, following in zip(parents, (*parents[1:], last), strict=True):
-        if isinstance(whole, dict):
-            whole = whole.setdefault(step, [] if isinstance(following, int) else {})
-        elif isinstance(whole, list) and isinstance(step, int) and step < len(whole):
-            whole = whole[step]
-        else:
-            return
-    inside = isinstance(whole, list) and isinstance(last, int) and last < len(whole)
-    if isinstance(whole, dict) or inside:
-        whole[last] = value
 
 
 #: Paths whose values must not reach a terminal or a log.

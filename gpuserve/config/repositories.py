@@ -40,15 +40,9 @@ class CallableFlags:
     instances: int | None = None
 
     def given(self) -> list[str]:
-        flags = {
-            "--name": self.name,
-            "--input": self.inputs or None,
-            "--output": self.outputs or None,
-            "--max-batch-size": self.max_batch_size,
-            "--device": self.devices or None,
-            "--instances": self.instances,
-        }
-        return [name for name, value in flags.items() if value is not None]
+        names = ("--name", "--input", "--output", "--max-batch-size", "--device", "--instances")
+        values = dataclasses.astuple(self)
+        return [name for name, one in zip(names, values, strict=True) if one not in (None, (), [])]
 
 
 def is_callable_path(target: str) -> bool:
@@ -111,7 +105,13 @@ def _overrides(flags: CallableFlags) -> list[Override]:
     ]
     for key, flag, texts in (("inputs", "--input", flags.inputs), ("outputs", "--output", flags.outputs)):
         overrides += _list(key, flag, texts, [_tensor(text, flag) for text in texts])
-    return overrides + _instances(flags)
+    count = flags.instances
+    if flags.devices or count is not None:
+        devices = flags.devices or ("cpu",)
+        overrides += _list("instances", "--device", devices, [{"device": device} for device in devices])
+        paths = [(*_MODEL, "instances", index, "count") for index in range(len(devices))]
+        overrides += [Override(one, count, "--instances", Origin.FLAG) for one in paths if count is not None]
+    return overrides
 
 
 def _list(key: str, flag: str, texts: Sequence[str], values: Sequence[Any]) -> list[Override]:
@@ -136,17 +136,6 @@ def _tensor(text: str, flag: str) -> dict[str, Any]:
         problem = Problem(flag, f"expected {TENSOR_FORM}, given {text!r}", Origin.FLAG)
         raise ConfigProblems([problem]) from None
     return {"name": name, "dtype": dtype, "shape": shape}
-
-
-def _instances(flags: CallableFlags) -> list[Override]:
-    if not flags.devices and flags.instances is None:
-        return []
-    devices = flags.devices or ("cpu",)
-    overrides = _list("instances", "--device", devices, [{"device": device} for device in devices])
-    if flags.instances is not None:
-        paths = [(*_MODEL, "instances", index, "count") for index in range(len(devices))]
-        overrides += [Override(one, flags.instances, "--instances", Origin.FLAG) for one in paths]
-    return overrides
 
 
 #: The key of the config file's own fingerprint; no model can have this name.
