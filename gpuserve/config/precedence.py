@@ -105,9 +105,8 @@ def apply(data: Any, overrides: Iterable[Override]) -> Any:
                 inner = inner[step]
             else:
                 inner = None  # no value has such a path: the schema reports what is there
-        if isinstance(inner, dict) or (
-            isinstance(inner, list) and isinstance(last, int) and last < len(inner)
-        ):
+        is_inside = isinstance(inner, list) and isinstance(last, int) and last < len(inner)
+        if isinstance(inner, dict) or is_inside:
             inner[last] = override.value
     return whole
 

@@ -148,9 +148,9 @@ def test_every_error_of_ours_is_one_of_theirs() -> None:
         errors.AttachError("d"): TimeoutError,
         errors.Internal("e"): exceptions.PyTritonRuntimeError,
     }.items():
-        translated = exceptions.to_pytriton_error(error)
-        assert type(translated) is expected
-        assert str(translated) == str(error)
+        with pytest.raises(expected, match=str(error)) as raised, exceptions.pytriton_errors():
+            raise error
+        assert raised.type is expected
     assert issubclass(exceptions.PyTritonUnrecoverableError, UnrecoverableError)
 
 

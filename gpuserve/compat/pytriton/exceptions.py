@@ -61,14 +61,11 @@ ERROR_TABLE: Final[tuple[tuple[type[errors.GpuserveError], type[Exception]], ...
 )
 
 
-def to_pytriton_error(error: errors.GpuserveError) -> Exception:
-    return next(theirs for ours, theirs in ERROR_TABLE if isinstance(error, ours))(str(error))
-
-
 @contextmanager
 def pytriton_errors() -> Iterator[None]:
     """Convert errors of gpuserve that are raised inside the block."""
     try:
         yield
     except errors.GpuserveError as error:
-        raise to_pytriton_error(error) from error.__cause__  # our own error adds nothing to the cause
+        kind = next(theirs for ours, theirs in ERROR_TABLE if isinstance(error, ours))
+        raise kind(str(error)) from error.__cause__  # our own error adds nothing to the cause

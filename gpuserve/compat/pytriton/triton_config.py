@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Self
@@ -17,7 +17,6 @@ from gpuserve.client.client_settings import HEADERS, HTTP
 from gpuserve.compat.pytriton.exceptions import PyTritonValidationError, pytriton_errors
 from gpuserve.compat.tritonserver.flags import BY_NAME, FlagFate, FlagKind, TritonFlag
 from gpuserve.compat.tritonserver.option_settings import (
-    ConvertedOptions,
     OptionProblem,
     TritonOptions,
     convert_options,
@@ -31,8 +30,9 @@ logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX: Final = "PYTRITON_TRITON_CONFIG_"
 _INDEXED: Final = re.compile(r"(.+)_(\d+)")
-_TRUE: Final = frozenset({"true", "1", "yes", "on"})
-_FALSE: Final = frozenset({"false", "0", "no", "off", ""})
+_BOOLEANS: Final = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(
+    ("false", "0", "no", "off", ""), False
+)
 
 _TEXT, _INEFFECTIVE = FlagKind.TEXT, FlagFate.NO_EFFECT
 _RESTRICT: Final = "use Triton(security_config=TritonSecurityConfig(access_token=…, restricted_endpoints=…))"
@@ -118,9 +118,10 @@ class TritonConfig:
         value has another. Unknown options are logged and ignored.
         """
         known = _option_types()
-        unknown = [name for name in config if name not in known]
+        unknown = sorted(name for name in config if name not in known)
         if unknown:
-            logger.warning("No such option of TritonConfig: %s. Known: %s.", _listed(unknown), _listed(known))
+            listed = ", ".join(unknown), ", ".join(sorted(known))
+            logger.warning("No such option of TritonConfig: %s. Known: %s.", *listed)
         values = {name: _option_value(name, known[name], config[name]) for name in config if name in known}
         return cls(**values)
 
@@ -179,23 +180,12 @@ def _option_value(name: str, kind: Any, value: Any) -> Any:
     if kind == list[str]:
         return [value] if isinstance(value, str) else [str(one) for one in value]
     try:
-        return _boolean_of(value) if kind is bool else kind(value)
-    except (TypeError, ValueError):
+        if kind is bool and isinstance(value, str):
+            return _BOOLEANS[value.strip().lower()]
+        return kind(value)
+    except (TypeError, ValueError, KeyError):
         expected = {bool: "true or false", int: "an integer", Path: "a path"}.get(kind, "a string")
         raise PyTritonValidationError(f"TritonConfig.{name}: expected {expected}, given {value!r}") from None
-
-
-def _boolean_of(value: Any) -> bool:
-    if not isinstance(value, str):
-        return bool(value)
-    word = value.strip().lower()
-    if word not in _TRUE | _FALSE:
-        raise ValueError(value)
-    return word in _TRUE
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))
 
 
 VALID_TRITON_ENDPOINTS: Final = set(ENDPOINT_GROUPS) - {ADMIN, DASHBOARD}
@@ -231,7 +221,14 @@ def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> Ser
     """Return the options' server settings; raise PyTritonValidationError for refused ones, with advice."""
     settings: dict[str, Any] = {} if config.id is not None else {"compat_name": TRITON}
     tables: dict[str, dict[str, Any]] = {"trace": {}, "log": {}}
-    for (key, *inner), value, _ in _converted(config).settings:
+    given: list[tuple[TritonFlag, Any]] = [(flag_of(name), value) for name, value in config.to_dict().items()]
+    options = TritonOptions(given, lambda name: name.replace("-", "_"))
+    try:
+        converted = convert_options(options)
+    except OptionProblem as problem:
+        text = f"TritonConfig.{options.spell(problem.option)}: {problem.text}"
+        raise PyTritonValidationError(text) from None
+    for (key, *inner), value, _ in converted.settings:
         if inner:
             tables[key][inner[0]] = value
         else:
@@ -255,13 +252,3 @@ def ineffective_options(config: TritonConfig) -> list[str]:
     """Return the given options that have no effect in gpuserve."""
     given = config.to_dict().items()
     return [name for name, value in given if value is not None and flag_of(name).fate is FlagFate.NO_EFFECT]
-
-
-def _converted(config: TritonConfig) -> ConvertedOptions:
-    given: list[tuple[TritonFlag, Any]] = [(flag_of(name), value) for name, value in config.to_dict().items()]
-    options = TritonOptions(given, lambda name: name.replace("-", "_"))
-    try:
-        return convert_options(options)
-    except OptionProblem as problem:
-        text = f"TritonConfig.{options.spell(problem.option)}: {problem.text}"
-        raise PyTritonValidationError(text) from None

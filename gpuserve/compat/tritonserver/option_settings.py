@@ -126,9 +126,17 @@ def _cache(options: TritonOptions) -> list[OptionSetting]:
 
 
 def _metrics(options: TritonOptions) -> list[OptionSetting]:
-    name = "metrics-config"
-    found = [metrics_summaries(name, one) for one in options.get(name, ())]
-    return [OptionSetting(("metrics_summaries",), one, name) for one in found[::-1] if one is not None][:1]
+    """Return whether quantiles of latencies are enabled; other settings make no difference."""
+    option, found = "metrics-config", []
+    for text in options.get(option, ()):
+        name, _, value = text.partition("=")
+        if not (name and value):
+            raise _invalid_value(option, "'<setting>=<value>'", text)
+        if name == _SUMMARIES and value.lower() not in _SWITCHES:
+            raise _invalid_value(option, f"'{_SUMMARIES}=true' or '{_SUMMARIES}=false'", text)
+        if name == _SUMMARIES:
+            found = [OptionSetting(("metrics_summaries",), _SWITCHES[value.lower()], option)]
+    return found
 
 
 def _access_rules(options: TritonOptions) -> tuple[list[OptionSetting], list[tuple[str, str]]]:
@@ -254,15 +262,3 @@ def access_rule(option: str, text: str) -> dict[str, Any]:
     if not (groups and colon and header and token):
         raise _invalid_value(option, "'<group>,<group>:<header>=<value>'", text)
     return {"groups": [one.strip() for one in groups.split(",")], "token": token, "header": header}
-
-
-def metrics_summaries(option: str, text: str) -> bool | None:
-    """Return whether quantiles of latencies are enabled, or None if the setting is another one."""
-    name, _, value = text.partition("=")
-    if not (name and value):
-        raise _invalid_value(option, "'<setting>=<value>'", text)
-    if name != _SUMMARIES:
-        return None
-    if value.lower() not in _SWITCHES:
-        raise _invalid_value(option, f"'{_SUMMARIES}=true' or '{_SUMMARIES}=false'", text)
-    return _SWITCHES[value.lower()]
