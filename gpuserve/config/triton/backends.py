@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from tritonclient.grpc import model_config_pb2 as pb
@@ -26,17 +27,10 @@ PYTORCH: Final = "pytorch"
 
 @dataclass(frozen=True)
 class Backend:
-    """A kind of model that is served.
-
-    Attributes:
-        name: The name of the backend.
-        callable: The import path of the callable.
-        files: The default names of the model file, the usual one first.
-        parameters: Parameters of a config.pbtxt that are arguments of the callable, with the argument and its
-            reader.
-        takes_config: Whether the callable receives the whole config.pbtxt.
-        options: Options of all models of the backend.
-        platform: The platform in the metadata for clients.
+    """A kind of model that is served, by the ``callable`` at an import path. ``files`` are the default names
+    of the model file, the usual one first; ``options`` are those of all models. ``parameters`` of a
+    config.pbtxt are arguments of the callable, each with its reader; a callable that ``takes_config``
+    receives all of it. ``platform`` is for clients.
     """
 
     name: str
@@ -48,13 +42,10 @@ class Backend:
     platform: str = ""
 
 
-def _one_of(words: Mapping[str, Any]) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        if text not in words:
-            raise ValueError(f"expected one of {', '.join(words)}, given {text!r}")
-        return words[text]
-
-    return read
+def _one_of(text: str, words: Mapping[str, Any]) -> Any:
+    if text not in words:
+        raise ValueError(f"expected one of {', '.join(words)}, given {text!r}")
+    return words[text]
 
 
 def _count(text: str) -> int:
@@ -63,43 +54,29 @@ def _count(text: str) -> int:
     return int(text)
 
 
-_FLAG: Final = _one_of({"0": False, "1": True, "false": False, "true": True})
-_ONNX_PARAMETERS: Final = {
+_FLAG: Final = partial(_one_of, words={"0": False, "1": True, "false": False, "true": True})
+_ONNX_PARAMETERS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "intra_op_thread_count": ("intra_op_num_threads", _count),
     "inter_op_thread_count": ("inter_op_num_threads", _count),
-    "execution_mode": ("execution_mode", _one_of({"0": "sequential", "1": "parallel"})),
+    "execution_mode": ("execution_mode", partial(_one_of, words={"0": "sequential", "1": "parallel"})),
     "enable_mem_arena": ("enable_cpu_mem_arena", _FLAG),
     "enable_mem_pattern": ("enable_mem_pattern", _FLAG),
 }
-
-
+# fmt: off
 BACKENDS: Final[Mapping[str, Backend]] = {
     one.name: one
     for one in (
-        Backend(
-            PYTHON,
-            "gpuserve.backends.python_backend.triton_model:TritonModel",
-            ("model.py",),
+        Backend(PYTHON, "gpuserve.backends.python_backend.triton_model:TritonModel", ("model.py",),
             takes_config=True,
-            options={"request_details": True, "strict": False},  # as in Triton, where outputs may be left out
-        ),
-        Backend(
-            ONNXRUNTIME,
-            "gpuserve.backends.onnx:OnnxModel",
-            ("model.onnx",),
-            _ONNX_PARAMETERS,
-            platform="onnxruntime_onnx",
-        ),
-        Backend(
-            PYTORCH,
-            "gpuserve.backends.pytorch:PytorchModel",
-            ("model.pt", "model.pt2"),
+            options={"request_details": True, "strict": False}),  # as in Triton: outputs may be left out
+        Backend(ONNXRUNTIME, "gpuserve.backends.onnx:OnnxModel", ("model.onnx",), _ONNX_PARAMETERS,
+            platform="onnxruntime_onnx"),
+        Backend(PYTORCH, "gpuserve.backends.pytorch:PytorchModel", ("model.pt", "model.pt2"),
             {"INTRA_OP_THREAD_COUNT": ("num_threads", _count), "TRUST": ("trust", _FLAG)},
-            options={"array": "torch"},
-            platform="pytorch_libtorch",
-        ),
+            options={"array": "torch"}, platform="pytorch_libtorch"),
     )
 }
+# fmt: on
 #: Platforms, the older names of backends.
 _PLATFORMS: Final = {"onnxruntime_onnx": ONNXRUNTIME, "pytorch_libtorch": PYTORCH}
 _ONNX: Final = 'with backend: "onnxruntime"'
@@ -238,7 +215,6 @@ def _check_states(draft: EntryDraft, backend: Backend) -> None:
 
 
 def _initial_state_problem(state: Any, initial: Any) -> str | None:
-    """Return why Triton refuses an initial state, or None."""
     if initial.data_type != state.data_type:
         return "expected the data_type of the state"
     if not initial.name:
@@ -263,18 +239,19 @@ def _callable(draft: EntryDraft, backend: Backend, folder: ModelFolder, version:
         )
         return {}
     if backend.takes_config:
+        model_dir = os.path.abspath(folder.path)
         arguments: dict[str, Any] = {
-            "model_dir": os.path.abspath(folder.path),
+            "model_dir": model_dir,
             "version": str(version),
             "file": found,
             "config": json.dumps(plain(normalized(draft, backend))),
         }
-        return {
-            "callable": backend.callable,
-            "kwargs": arguments,
-            **_environment(draft, folder),
-            **backend.options,
-        }
+        source = {"callable": backend.callable, "kwargs": arguments, **backend.options}
+        if _ENVIRONMENT in config.parameters:
+            environment = config.parameters[_ENVIRONMENT].string_value.replace(_MODEL_FOLDER, model_dir)
+            source["python"] = os.path.join(model_dir, environment)
+            draft.record_origin(("python",), ("parameters", _ENVIRONMENT))
+        return source
     path, arguments = folder.file(version, found), _parameters(draft, backend)
     if tensors := batch_tensors_in(plain(draft.message)):
         arguments["batch_tensors"] = tensors
@@ -288,31 +265,16 @@ def _callable(draft: EntryDraft, backend: Backend, folder: ModelFolder, version:
 
 def _with_own_shapes(draft: EntryDraft, source: dict[str, Any]) -> dict[str, Any]:
     """Return the callable, wrapped if the model's shapes differ from the shapes that clients see."""
-    inputs = {
-        one.name: [list(one.dims), list(one.reshape.shape)]
-        for one in draft.message.input
-        if one.HasField("reshape")
-    }
-    outputs = {
-        one.name: [list(one.reshape.shape), list(one.dims)]
-        for one in draft.message.output
-        if one.HasField("reshape")
-    }
+    inputs, outputs = (
+        {one.name: [list(one.dims), list(one.reshape.shape)] for one in tensors if one.HasField("reshape")}
+        for tensors in (draft.message.input, draft.message.output)
+    )
     if not source or not (inputs or outputs):
         return source
+    outputs = {name: shapes[::-1] for name, shapes in outputs.items()}  # from the model's to the client's
     path, kwargs = source_of(source["callable"], source["kwargs"], ".")
     arguments = {"path": path, "kwargs": kwargs, "inputs": inputs, "outputs": outputs}
     return source | {"callable": _RESHAPED, "kwargs": arguments}
-
-
-def _environment(draft: EntryDraft, folder: ModelFolder) -> dict[str, str]:
-    """Return the Python environment of the workers, if the model names one."""
-    if _ENVIRONMENT not in draft.message.parameters:
-        return {}
-    path = draft.message.parameters[_ENVIRONMENT].string_value
-    draft.record_origin(("python",), ("parameters", _ENVIRONMENT))
-    whole = path.replace(_MODEL_FOLDER, os.path.abspath(folder.path))
-    return {"python": os.path.join(os.path.abspath(folder.path), whole)}
 
 
 def _parameters(draft: EntryDraft, backend: Backend) -> dict[str, Any]:
