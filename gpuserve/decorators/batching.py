@@ -13,7 +13,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, overload
 
@@ -209,27 +209,22 @@ def _values(asked: Mapping[str, RequestedParameter], parameters: Mapping[str, An
 
 def _refusal(kind: CallableKind, answer: list[RequestError]) -> Any:
     """Return an answer in the form of results of this kind of function."""
+
+    async def coroutine() -> Any:
+        return answer
+
+    async def generator() -> AsyncIterator[Any]:
+        yield answer
+
     match kind:
         case CallableKind.COROUTINE:
-            return _later(answer)
+            return coroutine()
         case CallableKind.GENERATOR:
-            return _once(answer)
+            return iter([answer])
         case CallableKind.ASYNC_GENERATOR:
-            return _once_later(answer)
+            return generator()
         case _:
             return answer
-
-
-async def _later(answer: Any) -> Any:
-    return answer
-
-
-def _once(answer: Any) -> Iterator[Any]:
-    yield answer
-
-
-async def _once_later(answer: Any) -> AsyncIterator[Any]:
-    yield answer
 
 
 #: The usual types of outputs, which need not be awaited or iterated.
@@ -390,7 +385,13 @@ def sample(decorated: F | None = None, /) -> F:
             return _called(function, bound, given | values, data)
         if asked and not given.keys() >= asked.keys():
             return by_parameters(partial(call, *bound, **given), function, without(asked, given), requests)
-        alone = _only(requests)
+        count = len(requests.requests if isinstance(requests, Batch) else requests)
+        if count != 1:
+            raise BatchError(
+                f"@sample takes one request at a time, but the batch holds {count}; "
+                "use it with a model that does not batch"
+            )
+        alone = requests if isinstance(requests, Batch) else join_requests(requests, "@sample")
         names, own = alone.output_names, coding
         if own is None:
             result = _called(function, bound, given, alone.arrays)
@@ -443,15 +444,3 @@ def _batched(
         return cut_outputs(outputs, rows, ragged, lengths)
     check_rows(outputs, sum(rows))
     return BatchedOutputs(outputs, rows)
-
-
-def _only(requests: Any) -> Batch:
-    count = len(requests.requests) if isinstance(requests, Batch) else None
-    if count is None and isinstance(requests, list | tuple):
-        count = len(requests)
-    if count is not None and count != 1:
-        raise BatchError(
-            f"@sample takes one request at a time, but the batch holds {count}; "
-            "use it with a model that does not batch"
-        )
-    return requests if isinstance(requests, Batch) else join_requests(requests, "@sample")

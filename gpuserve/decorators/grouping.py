@@ -118,7 +118,10 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
             if len(groups) < 2:
                 return function(*bound, **inputs)
             rows = sum(map(len, groups))
-            calls = [partial(function, *bound, **_rows_of_inputs(inputs, group, rows)) for group in groups]
+            calls = [
+                partial(function, *bound, **_with_rows(inputs, rows, partial(rows_of, positions=group)))
+                for group in groups
+            ]
             return call_in_sequence(
                 calls,
                 lambda answers: _joined(groups, answers, pad_fn),
@@ -160,10 +163,10 @@ def _values(row: Any) -> list[Any]:
     return [one.encode() if isinstance(one, str) else one for one in np.ravel(row).tolist()]
 
 
-def _rows_of_inputs(inputs: Mapping[str, Any], group: Group, rows: int) -> dict[str, Any]:
+def _with_rows(inputs: Mapping[str, Any], rows: int, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the inputs, those changed that have a batch axis of so many rows."""
     return {
-        name: rows_of(value, group) if has_batch_axis(name, value, rows) else value
-        for name, value in inputs.items()
+        name: change(value) if has_batch_axis(name, value, rows) else value for name, value in inputs.items()
     }
 
 
@@ -234,10 +237,7 @@ def pad_batch(decorated: F | None = None, /) -> F:
         size = next((size for size in sizes if size >= rows), rows)
         if size <= rows or rows == 0:
             return function(*bound, **inputs)
-        padded = {
-            name: _padded(value, size) if has_batch_axis(name, value, rows) else value
-            for name, value in inputs.items()
-        }
+        padded = _with_rows(inputs, rows, partial(_padded, size=size))
         return map_result(lambda answer: _cut(answer, rows, size), function(*bound, **padded))
 
     return call

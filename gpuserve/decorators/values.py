@@ -100,7 +100,12 @@ def fill_optionals(*misplaced: Any, **defaults: Any) -> Callable[[F], F]:
         raise TypeError(
             "@fill_optionals is given defaults by the names of inputs, as @fill_optionals(name=array)"
         )
-    _check_arrays(defaults)
+    for name, value in defaults.items():
+        if not isinstance(value, np.ndarray | np.generic):
+            raise DefaultsError(
+                f"The default of input {name!r} of @fill_optionals must be a numpy array, but is an object "
+                f"of type {type(value).__name__}"
+            )
 
     def decorate(decorated: F) -> F:
         function = checked_function(decorated, "@fill_optionals")
@@ -150,8 +155,9 @@ def _first(name: str, array: Any, *, squeeze: bool, strict: bool) -> Any:
             f"@first_value needs input {name!r} to have rows, but its shape is {shape}; "
             "use it with a model that batches"
         )
-    if library_of(array) != "numpy" and (strict or squeeze):
-        return _first_elsewhere(name, array, squeeze=squeeze, strict=strict)
+    if library_of(array) != "numpy" and (strict or squeeze):  # it stays there, unless it becomes a scalar
+        first = _first(name, on_host(array if strict else array[:1]), squeeze=squeeze, strict=strict)
+        return first if isinstance(first, np.generic) else array[0]
     first = array[0]
     if strict and not np.all(array == first):
         raise ValuesError(
@@ -159,22 +165,6 @@ def _first(name: str, array: Any, *, squeeze: bool, strict: bool) -> Any:
             "uses the first row regardless"
         )
     return np.reshape(first, ())[()] if squeeze and np.size(first) == 1 else first
-
-
-def _first_elsewhere(name: str, array: Any, *, squeeze: bool, strict: bool) -> Any:
-    """Return the first row; it stays in its library unless it becomes a scalar."""
-    values = on_host(array if strict else array[:1])
-    first = _first(name, values, squeeze=squeeze, strict=strict)
-    return first if isinstance(first, np.generic) else array[0]
-
-
-def _check_arrays(defaults: Mapping[str, Any]) -> None:
-    for name, value in defaults.items():
-        if not isinstance(value, np.ndarray | np.generic):
-            raise DefaultsError(
-                f"The default of input {name!r} of @fill_optionals must be a numpy array, but is an object "
-                f"of type {type(value).__name__}"
-            )
 
 
 def _checked(defaults: Mapping[str, Any], model: ModelContext) -> dict[str, Any]:

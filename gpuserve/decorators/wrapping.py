@@ -10,6 +10,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import CodeType
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
@@ -207,7 +208,10 @@ def is_own_code(code: CodeType) -> bool:
 def misfit(error: TypeError, function: Any, inputs: Iterable[str]) -> TypeError:
     names = list(inputs)
     given = f"the inputs {', '.join(names)}" if names else "no inputs"
-    return TypeError(f"{_shown(function)} cannot be called with {given}: {error}{_hint(names)}")
+    shown = name_of(function)
+    with suppress(TypeError, ValueError):  # a function in C without a signature
+        shown = f"{shown}({', '.join(inspect.signature(function).parameters)})"
+    return TypeError(f"{shown} cannot be called with {given}: {error}{_hint(names)}")
 
 
 def name_of(function: Any) -> str:
@@ -223,14 +227,6 @@ def _as_function(function: Any) -> Any:
 
 def _innermost(function: Any) -> Any:
     return _innermost(function.func) if isinstance(function, functools.partial) else function
-
-
-def _shown(function: Any) -> str:
-    name = name_of(function)
-    try:
-        return f"{name}({', '.join(inspect.signature(function).parameters)})"
-    except (TypeError, ValueError):  # a function in C without a signature
-        return name
 
 
 def _hint(names: list[str]) -> str:
