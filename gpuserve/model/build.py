@@ -63,8 +63,15 @@ def warmups(
         return ()
     if not isinstance(declared, Sequence) or not all(isinstance(one, ModelWarmup) for one in declared):
         raise BadModelConfig(f"model_warmup must be a list of ModelWarmup, got {declared!r:.200}")
+    found = []
     with value_errors_as_bad_config():
-        return tuple(_warmup(one, inputs, max_batch_size) for one in declared)
+        for one in declared:
+            batch_size, count = _checked_warmup(one)
+            for _, text in warmup_faults(one, inputs, max_batch_size):
+                raise BadModelConfig(text)
+            named = [_warmup_input(spec, one.inputs[spec.name]) for spec in inputs if spec.name in one.inputs]
+            found.append((one.name, batch_size, count, tuple(named)))
+    return tuple(found)
 
 
 def warmup_as_given(one: ModelWarmup, inputs: Sequence[TensorSpec]) -> Warmup:
@@ -122,14 +129,6 @@ def _warmup_input_faults(where: str, spec: TensorSpec, given: WarmupInput) -> It
         yield DeclarationFault((*place, "file"), f"{where}: there is no file {path}")
 
 
-def _warmup(one: ModelWarmup, inputs: Sequence[TensorSpec], max_batch_size: int) -> Warmup:
-    batch_size, count = _checked_warmup(one)
-    for _, text in warmup_faults(one, inputs, max_batch_size):
-        raise BadModelConfig(text)
-    named = tuple(_warmup_input(spec, one.inputs[spec.name]) for spec in inputs if spec.name in one.inputs)
-    return one.name, batch_size, count, named
-
-
 def _checked_warmup(one: ModelWarmup) -> tuple[int, int]:
     """Return a warm-up's batch size and count; raise BadModelConfig if they are invalid."""
     if not isinstance(one.name, str) or not one.name:
@@ -141,28 +140,17 @@ def _checked_warmup(one: ModelWarmup) -> tuple[int, int]:
             f"{where}: inputs must be a mapping of names to WarmupInput, got {one.inputs!r:.200}"
         )
     for name, given in one.inputs.items():
-        _check_values(f"{where}: input {name!r}", given)
+        at = f"{where}: input {name!r}"
+        if not isinstance(given, WarmupInput):
+            raise BadModelConfig(f"{at} must be a WarmupInput, got an object of type {type(given).__name__}")
+        for key in ("dtype", "shape", "values"):
+            checked(rows(WarmupInput)[key], getattr(given, key), f"{at}: {key}")
+        if not (given.zero_data or given.random_data or given.file or given.values):
+            text = (
+                "One of 'zero_data', 'random_data', or 'input_data_file' must be provided for warmup input."
+            )
+            raise BadModelConfig(f"{at}: {text}")
     return batch_size, count
-
-
-def _check_values(where: str, given: Any) -> None:
-    """Raise BadModelConfig if the values of a warm-up's input are invalid for every model."""
-    if not isinstance(given, WarmupInput):
-        raise BadModelConfig(f"{where} must be a WarmupInput, got an object of type {type(given).__name__}")
-    try:
-        datatype_of("FP32" if given.dtype is None else given.dtype)
-    except ValueError as error:
-        raise BadModelConfig(f"{where}: {error}") from None
-    if given.shape is not None and not isinstance(given.shape, list | tuple):
-        raise BadModelConfig(f"{where}: shape must be a tuple of integers, got {given.shape!r}")
-    for dim in given.shape or ():
-        integer(f"{where}: every dimension of shape", dim)
-    checked(rows(WarmupInput)["values"], given.values, f"{where}: values")
-    if not (given.zero_data or given.random_data or given.file or given.values):
-        raise BadModelConfig(
-            f"{where}: One of 'zero_data', 'random_data', or 'input_data_file' must be provided for warmup "
-            "input."
-        )
 
 
 def _warmup_input(spec: TensorSpec, given: WarmupInput) -> WarmedInput:
@@ -328,7 +316,9 @@ def ensemble_spec(
     check_model_name(name)
     if any(isinstance(one, Tensor) and one.memory is not None for one in inputs):
         raise BadModelConfig(f"ensemble {name!r}: memory is for the inputs of the models of its steps")
-    output_specs = tensor_specs(outputs, "OUTPUT")
+    output_specs, where = tensor_specs(outputs, "OUTPUT"), f"ensemble {name!r}: steps"
+    if not isinstance(steps, Sequence) or not steps or not all(isinstance(one, Step) for one in steps):
+        raise BadModelConfig(f"{where} must be a non-empty list of Step, got {steps!r:.200}")
     with value_errors_as_bad_config():
         spec = ModelSpec(
             name=name,
@@ -337,14 +327,8 @@ def ensemble_spec(
             outputs=output_specs,
             max_batch_size=_option("max_batch_size", max_batch_size),
             decoupled=_option("decoupled", decoupled),
-            steps=_steps(f"ensemble {name!r}: steps", steps),
+            steps=tuple(_written(StepSpec, one, f"{where}[{number}]") for number, one in enumerate(steps)),
             labels=label_specs(outputs, output_specs),
         )
     check_ensemble(spec)
     return spec
-
-
-def _steps(where: str, steps: Any) -> tuple[StepSpec, ...]:
-    if not isinstance(steps, Sequence) or not steps or not all(isinstance(one, Step) for one in steps):
-        raise ValueError(f"{where} must be a non-empty list of Step, got {steps!r:.200}")
-    return tuple(_written(StepSpec, one, f"{where}[{number}]") for number, one in enumerate(steps))

@@ -28,7 +28,7 @@ from gpuserve.model.signature import SignatureError, signature_of
 from gpuserve_worker.inference.callable_loading import YIELDING, CallableKind, LoadError, kind_of
 from gpuserve_worker.inference.failure import log_text, log_traceback
 from gpuserve_worker.inference.stepping import is_stepped, max_active_of
-from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
+from gpuserve_worker.protocol.tensor import datatype_of
 
 #: Attributes with common names: values of another type are not meant for gpuserve.
 _ATTRIBUTES: Final[dict[str, type]] = {"array": str, "max_batch_size": int}
@@ -39,7 +39,10 @@ def declaration(
     target: Any, name: str, kwargs: Mapping[str, Any], *, by_types: bool = True
 ) -> dict[str, Any]:
     """Return a target's declaration, ``by_types`` too; raise LoadError, with ``name``, if it is wrong."""
-    found = _stepped(target) | _attributes(target, name) | _declared(target, name, kwargs)
+    found: dict[str, Any] = {}
+    if is_stepped(target):
+        found = {"max_active": max_active_of(target), "decoupled": True, "max_batch_size": 0}
+    found |= _attributes(target, name) | _declared(target, name, kwargs)
     if not found.keys() & _TENSORS.keys() and (openai := declared_openai(target)):
         return openai | found
     if by_types and not found.keys() >= _TENSORS.keys():
@@ -47,12 +50,6 @@ def declaration(
     if "decoupled" not in found and target_kind(target) in YIELDING:
         found["decoupled"] = True
     return found
-
-
-def _stepped(target: Any) -> dict[str, Any]:
-    if not is_stepped(target):
-        return {}
-    return {"max_active": max_active_of(target), "decoupled": True, "max_batch_size": 0}
 
 
 def target_kind(target: Any) -> CallableKind:
@@ -84,23 +81,16 @@ def _declared(target: Any, name: str, kwargs: Mapping[str, Any]) -> dict[str, An
 
 def plain_tensors(given: Any, key: str, name: str) -> list[dict[str, Any]]:
     """Return declared ``inputs`` or ``outputs`` in a file's form; raise LoadError if they are wrong."""
-    if isinstance(given, Sequence) and all(isinstance(one, Mapping) for one in given):
-        return [_plain_tensor(one) for one in given]
-    try:
-        return _entries(given, _TENSORS[key])
-    except BindError as error:
-        raise LoadError(f"the declaration of {name!r} is wrong: {error}") from None
-
-
-def _plain_tensor(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tensor that is written as in a file; its mistakes are reported when the file is checked."""
-    entry = dict(given)
-    dtype, shape = entry.get("dtype"), entry.get("shape")
-    if dtype is not None and not isinstance(dtype, str):
-        entry["dtype"] = datatype_of(dtype)
-    if isinstance(shape, Sequence) and not isinstance(shape, str):
-        entry["shape"] = [operator.index(dim) for dim in shape]
-    return entry
+    if not isinstance(given, Sequence) or not all(isinstance(one, Mapping) for one in given):
+        return _entries(given, key, name)
+    entries = [dict(one) for one in given]  # whose mistakes are reported when the file is checked
+    for entry in entries:
+        dtype, shape = entry.get("dtype"), entry.get("shape")
+        if dtype is not None and not isinstance(dtype, str):
+            entry["dtype"] = datatype_of(dtype)
+        if isinstance(shape, Sequence) and not isinstance(shape, str):
+            entry["shape"] = [operator.index(dim) for dim in shape]
+    return entries
 
 
 # ---- attributes ---------------------------------------------------------------------------------
@@ -112,13 +102,10 @@ def _attributes(target: Any, name: str) -> dict[str, Any]:
         value = getattr(target, key, None)
         if isinstance(value, kind):
             found[key] = value
-    for key, prefix in _TENSORS.items():
+    for key in _TENSORS:
         tensors = getattr(target, key, None)
         if isinstance(tensors, list | tuple) and all(isinstance(one, Tensor) for one in tensors):
-            try:
-                found[key] = _entries(tensors, prefix)
-            except (BindError, TypeError, AttributeError) as error:
-                raise LoadError(f"the declaration of {name!r} is wrong: {error}") from None
+            found[key] = _entries(tensors, key, name)
     return found
 
 
@@ -130,10 +117,10 @@ def _typed(target: Any, name: str) -> dict[str, Any]:
         signature = signature_of(target, name)
         if signature is None:
             return {}
-        tensors = {"inputs": signature.inputs, "outputs": signature.outputs}
-        given = {key: _entries(one, _TENSORS[key]) for key, one in tensors.items() if one is not None}
-    except (SignatureError, BindError) as error:
+    except SignatureError as error:
         raise LoadError(str(error)) from None
+    tensors = {"inputs": signature.inputs, "outputs": signature.outputs}
+    given = {key: _entries(one, key, name) for key, one in tensors.items() if one is not None}
     library = {} if signature.array is None else {"array": signature.array}
     return {**given, "max_batch_size": signature.max_batch_size, **library}
 
@@ -141,20 +128,17 @@ def _typed(target: Any, name: str) -> dict[str, Any]:
 # ---- tensors ------------------------------------------------------------------------------------
 
 
-def _entries(tensors: Sequence[Tensor], prefix: str) -> list[dict[str, Any]]:
-    return [_entry(one, spec) for one, spec in zip(tensors, tensor_specs(tensors, prefix), strict=True)]
-
-
-def _entry(declared: Tensor, spec: TensorSpec) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": spec.name, "dtype": spec.datatype, "shape": list(spec.shape)}
-    if spec.optional:
-        entry["optional"] = True
-    if spec.ragged:
-        entry["ragged"] = True
-    if declared.memory is not None:
-        entry["memory"] = declared.memory
-    if declared.labels is not None:
-        entry["labels"] = list(declared.labels)
-    if spec.schema:
-        entry["schema"] = spec.schema
-    return entry
+def _entries(tensors: Sequence[Tensor], key: str, name: str) -> list[dict[str, Any]]:
+    """Return ``inputs`` or ``outputs`` in a file's form; raise LoadError if they are wrong."""
+    entries = []
+    try:
+        for declared, spec in zip(tensors, tensor_specs(tensors, _TENSORS[key]), strict=True):
+            labels = None if declared.labels is None else list(declared.labels)
+            entry: dict[str, Any] = {"name": spec.name, "dtype": spec.datatype, "shape": list(spec.shape)}
+            further = {"optional": spec.optional, "ragged": spec.ragged, "schema": spec.schema}
+            entry |= {name: one for name, one in further.items() if one}
+            given = {"memory": declared.memory, "labels": labels}
+            entries.append(entry | {name: one for name, one in given.items() if one is not None})
+    except (BindError, TypeError, AttributeError) as error:
+        raise LoadError(f"the declaration of {name!r} is wrong: {error}") from None
+    return entries
