@@ -183,8 +183,6 @@ class ModelClientBase(AnyClient):
         if self._closed:
             raise ClientClosedError(f"{type(self).__name__} is closed")
 
-    # ---- requests to the server ------------------------------------------------------------
-
     @property
     def _response_timeout_s(self) -> float | None:
         return None if self._as_pytriton else self.settings.inference_timeout_s

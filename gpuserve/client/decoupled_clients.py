@@ -119,8 +119,6 @@ class DecoupledModelClient(SyncClient):
             raise inference_error(error, timeout_s) from error
         return result
 
-    # ---- the stream -----------------------------------------------------------------------
-
     def _send(self, arguments: dict[str, Any]) -> StreamResults:
         headers = arguments.pop("headers")
         results = self._results

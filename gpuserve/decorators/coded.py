@@ -158,9 +158,6 @@ def _array(codec: Codec, value: Any, batched: bool) -> Any:
     return encoded
 
 
-# ---- the codecs --------------------------------------------------------------------------------
-
-
 def _encode_json(value: Any) -> bytes:
     text: str = value.model_dump_json()
     return text.encode()

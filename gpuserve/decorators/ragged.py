@@ -184,9 +184,6 @@ def ragged_input(name: str, arrays: Sequence[Any], axes: Axes | None) -> RaggedT
     return RaggedTensor((module.cat if library == "torch" else module.concatenate)(flat), shapes, axes)
 
 
-# ---- padding --------------------------------------------------------------------------------------
-
-
 def padded(given: RaggedTensor, padding: Padding) -> tuple[Any, Lengths]:
     """Return the rows of an input as one padded array ``[rows, …]``, and their lengths."""
     axes = given.axes
@@ -246,9 +243,6 @@ def _assigned_rows(given: RaggedTensor, target: Sequence[int], padding: Padding)
             part = tuple([slice(end - size, end) for size, end in zip(row.shape, target, strict=True)])
         whole[(number, *part)] = row
     return whole
-
-
-# ---- outputs --------------------------------------------------------------------------------------
 
 
 def cut_outputs(

@@ -253,9 +253,6 @@ def input_memory(memory: str | None, datatype: str, array: str | None) -> str:
     return GPU if array in {CUPY, TORCH} and datatype != BYTES else CPU
 
 
-# ---- tensors of a program ------------------------------------------------------------------------
-
-
 def tensor_specs(tensors: Sequence[Tensor], prefix: str, array: str | None = None) -> tuple[TensorSpec, ...]:
     """Return the declared tensors with names and v2 datatypes; raise BindError. ``prefix`` is "INPUT" or
     "OUTPUT"; ``array`` is that of the model, for inputs.
@@ -309,9 +306,6 @@ def _tensor_spec(tensor: Tensor, default_name: str, array: str | None) -> Tensor
     except ValueError as error:
         raise BindError(f"Tensor {name!r}: {error}") from None
     return TensorSpec(name, datatype, shape, bool(tensor.optional), memory, bool(tensor.ragged), schema)
-
-
-# ---- labels -------------------------------------------------------------------------------------
 
 
 def labels_from(given: Any) -> tuple[str, ...]:

@@ -36,18 +36,10 @@ _STACKS_AT: Final = 0.8
 
 @dataclass(frozen=True)
 class CallableQuestion:
-    """A callable by its path, and the known part of its model's declaration.
+    """A callable by its path, and the known part of its model's declaration; None is not declared.
 
-    Attributes:
-        path: The path of the callable; a path without an attribute means the only callable of a file.
-        base_dir: The directory that the path is relative to.
-        kwargs: Arguments of the callable, if it is a class or a factory.
-        decoupled: Whether the model is decoupled; None: the callable determines it.
-        python: The Python environment of the workers, "" for the server's own.
-        by_types: Whether to read the types of the callable for values that it does not declare otherwise.
-        inputs: The names of the declared inputs, None if they are not declared.
-        openai: Whether the model is declared to be for OpenAI's clients: an adapter calls the callable.
-        ranks: The largest number of processes of an instance.
+    A ``path`` without an attribute means the only callable of a file. The types of the callable are read
+    ``by_types`` for values that it does not declare otherwise. ``ranks`` is the largest of an instance.
     """
 
     path: str
@@ -101,15 +93,11 @@ def _start(question: CallableQuestion, timeout_s: float) -> subprocess.Popen[byt
     python = message.pop("python")
     message |= {"asker": os.getpid(), "stacks_at": time.monotonic() + _STACKS_AT * timeout_s}
     program = ["gpuserve.model.describe", python] if python else ["gpuserve.model.describe_child"]
-    before = signal.pthread_sigmask(
-        signal.SIG_BLOCK, {signal.SIGINT}
-    )  # only the asking process handles Ctrl-C
+    # Only the asking process handles Ctrl-C.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", *program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        command = [sys.executable, "-P", "-m", *program]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert child.stdin is not None
@@ -141,25 +129,16 @@ def _answer(question: CallableQuestion, child: subprocess.Popen[bytes], timeout_
     try:
         answer = msgpack.unpackb(output)
     except ValueError:
-        manner = _exit_text(child.returncode)
+        code = child.returncode
+        names = {-one.value: one.name for one in signal.Signals}
+        manner = f"by {names.get(code, f'signal {-code}')}" if code < 0 else f"with exit status {code}"
         return CallableAnswer({}, f"importing {question.path!r} ended the process {manner}")
     return CallableAnswer(answer.get("declared", {}), answer.get("error"), answer.get("path", question.path))
 
 
-def _exit_text(returncode: int) -> str:
-    if returncode >= 0:
-        return f"with exit status {returncode}"
-    try:
-        return f"by {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"by signal {-returncode}"
-
-
 def main() -> None:
-    from gpuserve.backends.environments import (
-        EnvironmentProblem,
-        exec_in_environment,  # only a process in another environment needs both
-    )
+    # Only a process in another environment needs both.
+    from gpuserve.backends.environments import EnvironmentProblem, exec_in_environment
 
     try:
         exec_in_environment(sys.argv[1], "gpuserve.model.describe_child", ())

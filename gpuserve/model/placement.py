@@ -255,8 +255,6 @@ def _check(spec: ModelSpec, count: int) -> None:
         )
 
 
-# ---- libraries ------------------------------------------------------------------------------
-
 _EXTRAS: Final = "pip install 'gpuserve[cuda12]' or 'gpuserve[cuda13]'"
 #: Distributions of cupy, with their major versions of CUDA.
 _CUPY: Final = {"cupy-cuda11x": "11", "cupy-cuda12x": "12", "cupy-cuda13x": "13", "cupy": ""}

@@ -205,9 +205,6 @@ def _ordering(queue: Mapping[str, Any]) -> Iterator[DeclarationFault]:
             yield DeclarationFault(("queue", *place, "timeout_action"), text)
 
 
-# ---- ranks --------------------------------------------------------------------------------------
-
-
 def check_ranks(model: ModelSpec) -> None:
     """Raise BadModelConfig unless a model's instances of several ranks can run on their devices."""
     for one in (one for one in model.instances if one.ranks > 1):
@@ -551,9 +548,6 @@ def _differences(
 def _typed(tensor: TensorSpec, of: ModelSpec) -> _Typed:
     shape = (-1, *tensor.shape) if of.max_batch_size else tensor.shape
     return _Typed(tensor.datatype, shape, tensor.optional)
-
-
-# ---- texts --------------------------------------------------------------------------------------
 
 
 def _shown_place(place: Place) -> str:

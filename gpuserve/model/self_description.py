@@ -57,9 +57,6 @@ def target_kind(target: Any) -> CallableKind:
     return kind_of(getattr(target, "__call__", target)) if isinstance(target, type) else kind_of(target)  # noqa: B004
 
 
-# ---- declare() ----------------------------------------------------------------------------------
-
-
 def _declared(target: Any, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     declare = getattr(target, "declare", None)
     if not isinstance(target, type) or not callable(declare):
@@ -93,9 +90,6 @@ def plain_tensors(given: Any, key: str, name: str) -> list[dict[str, Any]]:
     return entries
 
 
-# ---- attributes ---------------------------------------------------------------------------------
-
-
 def _attributes(target: Any, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, kind in _ATTRIBUTES.items():
@@ -109,9 +103,6 @@ def _attributes(target: Any, name: str) -> dict[str, Any]:
     return found
 
 
-# ---- types --------------------------------------------------------------------------------------
-
-
 def _typed(target: Any, name: str) -> dict[str, Any]:
     try:
         signature = signature_of(target, name)
@@ -123,9 +114,6 @@ def _typed(target: Any, name: str) -> dict[str, Any]:
     given = {key: _entries(one, key, name) for key, one in tensors.items() if one is not None}
     library = {} if signature.array is None else {"array": signature.array}
     return {**given, "max_batch_size": signature.max_batch_size, **library}
-
-
-# ---- tensors ------------------------------------------------------------------------------------
 
 
 def _entries(tensors: Sequence[Tensor], key: str, name: str) -> list[dict[str, Any]]:

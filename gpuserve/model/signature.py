@@ -342,9 +342,6 @@ def _fields(hint: Any) -> list[tuple[str | None, Any]]:
     return []
 
 
-# ---- one tensor ---------------------------------------------------------------------------------
-
-
 class _Type(NamedTuple):
     """A tensor as its annotation declares it. ``library`` None: numpy."""
 

@@ -229,8 +229,6 @@ class SequenceBatching:
 NO_SEQUENCES: Final = SequenceBatching(strategy="")
 
 
-# ---- rates --------------------------------------------------------------------------------------
-
 #: A resource's name and its device; "" for a resource that all devices share.
 DeviceResource: TypeAlias = tuple[str, str]
 
@@ -374,9 +372,6 @@ class InstanceSpec:
     def first_device(self) -> str:
         """Return the device of inputs and outputs: several ranks have them from the host."""
         return CPU if self.ranks > 1 else self.devices[0]
-
-
-# ---- the model ----------------------------------------------------------------------------------
 
 
 @by_keyword

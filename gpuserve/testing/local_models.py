@@ -128,8 +128,6 @@ def _with_client_error(call: Callable[[], Result]) -> Result:
         raise ModelCallError(*failure_of(error)) from error
 
 
-# ---- one model ----------------------------------------------------------------------------------
-
 _END: Final = object()
 
 

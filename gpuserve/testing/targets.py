@@ -202,9 +202,6 @@ def _run(
     return model.stream(inputs, **options) if model.spec.decoupled else model.infer(inputs, **options)
 
 
-# ---- paths and servers --------------------------------------------------------------------------
-
-
 def _plain_declarations(declared: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return declarations of a test in the form of a config file."""
     return {key: plain_tensors(one, key, name) if key in _TENSORS else one for key, one in declared.items()}

@@ -165,9 +165,6 @@ def shown(value: Any) -> str:
     return mask_userinfo(json.dumps(value, default=repr))
 
 
-# ---- limits of resources --------------------------------------------------------------------------
-
-
 def limit_of(resource: DeviceResource, limits: Iterable[ResourceLimit]) -> int | None:
     """Return the operator's limit of a resource, on its device or on every device, or None."""
     name, device = resource

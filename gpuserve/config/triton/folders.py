@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -78,29 +78,22 @@ def _names(repository: str) -> list[str]:
 
 def model_folder(repository: str, name: str) -> ModelFolder:
     path = os.path.join(repository, name)
+    config, problem = None, ""
     try:
-        config, problem = _config(os.path.join(path, CONFIG)), ""
-        if config is not None and len(config) > MAX_CONFIG_NBYTES:
+        with open(os.path.join(path, CONFIG), encoding="utf-8-sig") as file:
+            config = file.read(MAX_CONFIG_NBYTES + 1)
+        if len(config) > MAX_CONFIG_NBYTES:
             config, problem = None, f"is larger than a config.pbtxt may be, {MAX_CONFIG_NBYTES >> 20} MiB"
-    except OSError as error:
-        config, problem = None, f"cannot be read: {(error.strerror or 'unknown reason').lower()}"
-    except UnicodeDecodeError as error:
-        config, problem = None, f"is not UTF-8 text: the byte at offset {error.start} is no character"
-    return ModelFolder(name, path, config, dict(_versions(path)), problem)
-
-
-def _config(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            return file.read(MAX_CONFIG_NBYTES + 1)
     except FileNotFoundError:
-        return None
-
-
-def _versions(path: str) -> Iterator[tuple[int, frozenset[str]]]:
-    for name in _listed(path):
-        if _VERSION.fullmatch(name) and os.path.isdir(folder := os.path.join(path, name)):
-            yield int(name), frozenset(_listed(folder))
+        pass
+    except OSError as error:
+        problem = f"cannot be read: {(error.strerror or 'unknown reason').lower()}"
+    except UnicodeDecodeError as error:
+        problem = f"is not UTF-8 text: the byte at offset {error.start} is no character"
+    numbers = [one for one in _listed(path) if _VERSION.fullmatch(one)]
+    folders = {int(one): os.path.join(path, one) for one in numbers}
+    versions = {one: frozenset(_listed(folder)) for one, folder in folders.items() if os.path.isdir(folder)}
+    return ModelFolder(name, path, config, versions, problem)
 
 
 def _listed(path: str) -> list[str]:
