@@ -14,7 +14,6 @@ import dataclasses
 import dis
 import enum
 import functools
-import itertools
 import os
 import sys
 import types
@@ -83,23 +82,22 @@ class PicklingFault(NamedTuple):
     culprit: Any
 
 
-class _NullFile:
-    """A file that discards its content."""
-
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
 def find_fault(whole: Any) -> PicklingFault:
     """Return the innermost part of ``whole`` that cannot be pickled. ``whole`` itself cannot be pickled."""
-    fault = PicklingFault("", whole)
-    seen = {id(whole)}
-    budget = itertools.count()
+    fault, seen, n_tried = PicklingFault("", whole), {id(whole)}, 0
     for _ in range(MAX_DEPTH):
-        inner = _first_bad(fault, seen, budget)
-        if inner is None:
+        for path, value in _parts(*fault):
+            if id(value) in seen:  # a cycle, which leads back to a part that is known to fail
+                continue
+            n_tried += 1
+            if n_tried > MAX_TRIED:
+                return fault
+            if not can_be_pickled(value):
+                seen.add(id(value))
+                fault = PicklingFault(path, value)
+                break
+        else:
             return fault
-        fault = inner
     return fault
 
 
@@ -107,22 +105,11 @@ def can_be_pickled(value: Any) -> bool:
     from gpuserve_worker.memory.sealed_pickles import SealedPickler
 
     try:
-        SealedPickler(_NullFile()).dump(value)
+        with open(os.devnull, "wb") as nothing:
+            SealedPickler(nothing).dump(value)
     except Exception:  # objects of the user may raise anything
         return False
     return True
-
-
-def _first_bad(fault: PicklingFault, seen: set[int], budget: Iterator[int]) -> PicklingFault | None:
-    for path, value in _parts(fault.path, fault.culprit):
-        if id(value) in seen:  # a cycle, which leads back to a part that is known to fail
-            continue
-        if next(budget) >= MAX_TRIED:
-            return None
-        if not can_be_pickled(value):
-            seen.add(id(value))
-            return PicklingFault(path, value)
-    return None
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -159,12 +146,10 @@ def _items(path: str, items: Any) -> Iterator[tuple[str, Any]]:
 
 def _entries(path: str, entries: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     for key, one in list(entries.items()):
-        yield f"{path}[{_shown(key)}]", one
-        yield f"{path}: key {_shown(key)}", key
-
-
-def _shown(key: Any) -> str:
-    return repr(key)[:_MAX_KEY] if isinstance(key, str | int | float | bytes) else type(key).__name__
+        is_plain = isinstance(key, str | int | float | bytes)
+        shown = repr(key)[:_MAX_KEY] if is_plain else type(key).__name__
+        yield f"{path}[{shown}]", one
+        yield f"{path}: key {shown}", key
 
 
 def _of_function(path: str, function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -227,18 +227,13 @@ class _Builder:
                 lines_of[key.value] = key.start_mark.line + 1
                 self._key = key.value
                 built[key.value] = self.build(value)
-        return self._merged(node) | built
-
-    def _merged(self, node: MappingNode) -> dict[str, Any]:
-        """Return the keys that ``<<: *anchor`` merges; the first of several anchors takes precedence."""
-        merged: dict[str, Any] = {}
-        for source in _merge_sources(node):
-            built = self.build(source)
-            if isinstance(built, dict):
-                merged = built | merged
+        for source in _merge_sources(node):  # of ``<<: *anchor``; the first of several takes precedence
+            merged = self.build(source)
+            if isinstance(merged, dict):
+                built = merged | built
             else:
                 self._fault("'<<' takes a mapping or a list of mappings", source)
-        return merged
+        return built
 
     def _refuse(self, text: str, node: Node) -> NoReturn:
         raise YamlSyntaxError(YamlFault(text, _span(node, self._lines)), self._lines)
