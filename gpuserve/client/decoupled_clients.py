@@ -190,7 +190,11 @@ class AsyncioDecoupledModelClient(AsyncioClient):
         connection = self._connection()
         arguments = requests.arguments(*call, decoupled=True, sample=sample)
         metadata = arguments.pop("headers")
-        stream = connection.stream_infer(_single_request(arguments), headers=metadata)
+
+        async def requests_of_stream() -> AsyncIterator[dict[str, Any]]:
+            yield arguments
+
+        stream = connection.stream_infer(requests_of_stream(), headers=metadata)
         final = False
         try:
             while not final:
@@ -203,7 +207,13 @@ class AsyncioDecoupledModelClient(AsyncioClient):
         finally:
             if not final:
                 stream.cancel()  # has no effect on an ended stream
-            await _finish_stream(stream)
+            # What grpc has left to do would outlive the event loop.
+            rest = asyncio.ensure_future(stream.__anext__())
+            await asyncio.wait({rest}, timeout=_END_S)
+            if not rest.done():
+                stream.cancel()
+            elif not rest.cancelled():
+                rest.exception()  # marks the error as retrieved
 
     async def _next_result(self, stream: Any) -> Any:
         """Return the next result, or None at the end; raise ClientTimeoutError if it is late."""
@@ -221,20 +231,6 @@ class AsyncioDecoupledModelClient(AsyncioClient):
         if error is not None:
             raise inference_error(error, timeout_s)
         return result
-
-
-async def _finish_stream(stream: Any) -> None:
-    """Wait until grpc has finished the stream, because its remaining work would outlive the event loop."""
-    rest = asyncio.ensure_future(stream.__anext__())
-    await asyncio.wait({rest}, timeout=_END_S)
-    if not rest.done():
-        stream.cancel()
-    elif not rest.cancelled():
-        rest.exception()  # marks the error as retrieved
-
-
-async def _single_request(arguments: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    yield arguments
 
 
 def is_final(result: Any) -> bool:

@@ -107,18 +107,13 @@ class FuturesModelClient(AnyClient):
         return self._submit(lambda client: client.wait_for_model(timeout_s))
 
     def _submit(self, call: Callable[[ModelClient], Any]) -> Future[Any]:
-        try:
-            return self._pool.submit(lambda client: self._run(client, call), self._submit_timeout_s)
-        except PoolFull:
-            raise ClientQueueFullError("Queue is full") from None
-        except PoolClosed:
-            raise ClientClosedError(f"{type(self).__name__} is already closed") from None
+        def run(client: ModelClient) -> Any:
+            result = call(client)
+            if self.known_config is None:
+                self.known_config = client.known_config  # new threads need not request it again
+            return result
 
-    def _run(self, client: ModelClient, call: Callable[[ModelClient], Any]) -> Any:
-        result = call(client)
-        if self.known_config is None:
-            self.known_config = client.known_config  # new threads need not request it again
-        return result
+        return self._pool.submit(run, self._submit_timeout_s)
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[ModelClient]:
@@ -140,14 +135,6 @@ def _check_limit(name: str, limit: int | None) -> None:
 
 
 Resource = TypeVar("Resource")
-
-
-class PoolClosed(Exception):
-    """The pool accepts no more calls."""
-
-
-class PoolFull(Exception):
-    """The pool's queue is full."""
 
 
 class _PoolCall(NamedTuple):
@@ -188,14 +175,14 @@ class ResourcePool(Generic[Resource]):
         self._closed = False
 
     def submit(self, call: Callable[[Resource], Any], timeout_s: float) -> Future[Any]:
-        """Run ``call`` in a thread. Wait ``timeout_s`` for room; raise PoolFull or PoolClosed."""
+        """Run ``call`` in a thread. Wait ``timeout_s`` for room; raise ClientQueueFullError without any."""
         work = _PoolCall(Future(), call)
         deadline = time.monotonic() + timeout_s
         with self._lock:
             while not self._try_assign(work):
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or not self._room_freed.wait(remaining):
-                    raise PoolFull
+                    raise ClientQueueFullError("Queue is full")
         return work.future
 
     def close(self, wait: bool) -> None:
@@ -212,7 +199,7 @@ class ResourcePool(Generic[Resource]):
     def _try_assign(self, work: _PoolCall) -> bool:
         """Assign a call to a free thread, a new thread or the queue. Return False if the queue is full."""
         if self._closed:
-            raise PoolClosed
+            raise ClientClosedError("FuturesModelClient is already closed")
         if self._idle <= len(self._waiting):  # every free thread has a call already
             if self._max_threads is None or len(self._threads) < self._max_threads:
                 thread = threading.Thread(target=self._run, args=(work,), name="gpuserve-client", daemon=True)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuserve.client.futures_client import PoolClosed, PoolFull, ResourcePool
+from gpuserve.client.exceptions import ClientClosedError, ClientQueueFullError
+from gpuserve.client.futures_client import ResourcePool
 
 TIMEOUT_S = 10.0
 
@@ -51,10 +52,10 @@ def test_what_waits_is_run_in_order_and_more_is_refused(resources: Resources) ->
     gate, order = Gate(), []
     running = pool.submit(gate, 0)
     waiting = [pool.submit(lambda _, number=number: order.append(number), 0) for number in (1, 2)]
-    with pytest.raises(PoolFull):
+    with pytest.raises(ClientQueueFullError):
         pool.submit(gate, 0)
     begin = time.monotonic()
-    with pytest.raises(PoolFull):
+    with pytest.raises(ClientQueueFullError):
         pool.submit(gate, 0.1)
     assert time.monotonic() - begin >= 0.1
     gate.let.set()
@@ -86,14 +87,14 @@ def test_whoever_waits_for_room_is_told_that_there_will_be_none(resources: Resou
     def submit() -> None:
         try:
             pool.submit(gate, TIMEOUT_S)
-        except (PoolClosed, PoolFull) as error:
+        except (ClientClosedError, ClientQueueFullError) as error:
             errors.append(error)
 
     waiting = threading.Thread(target=submit)
     waiting.start()
     pool.close(wait=False)
     waiting.join(TIMEOUT_S)
-    assert [type(one) for one in errors] == [PoolClosed]
+    assert [type(one) for one in errors] == [ClientClosedError]
     gate.let.set()
     assert [one.result(TIMEOUT_S) for one in futures] == [1, 1]
     pool.close(wait=True)
