@@ -122,9 +122,7 @@ def _for_openai(
 
 
 def check_new(spec: ModelSpec, bound: Iterable[ModelSpec], *, one_version: bool = False) -> None:
-    """Raise DuplicateModel if a model of this name and version (``one_version``: any) is bound. Case is
-    ignored.
-    """
+    """Raise DuplicateModel if the name and version (``one_version``: any) is bound, in any case."""
     for one in bound:
         if one.name.lower() != spec.name.lower():
             continue

@@ -109,9 +109,7 @@ class Server(ModelHost):
 
     @classmethod
     def attach(cls, url: str, *, timeout_s: float = ATTACH_TIMEOUT_S) -> AttachedServer:
-        """Attach to a server of another program, as ``AttachedServer`` with these arguments, and return when
-        it has accepted this program; raise AttachError.
-        """
+        """Attach to a server of another program; arguments and errors are those of ``AttachedServer.run``."""
         attached = AttachedServer(url, timeout_s=timeout_s)
         attached.run()
         return attached

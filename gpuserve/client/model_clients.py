@@ -135,9 +135,7 @@ class ModelClient(SyncClient):
         return run_blocking(self._infer(inputs, named_inputs, parameters, headers, sample=False))
 
     def create_client_from_url(self, url: str, network_timeout_s: float | None = None) -> Any:
-        """Return a tritonclient of the server at ``url``, which the caller closes; raise
-        ClientInvalidUrlError.
-        """
+        """Return a tritonclient of a server, which the caller closes; raise ClientInvalidUrlError."""
         timeout_s = self.settings.inference_timeout_s if network_timeout_s is None else network_timeout_s
         address = ServerUrl.parse(url)
         return tritonclient_library(address).connect(address, timeout_s)

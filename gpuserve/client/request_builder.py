@@ -64,9 +64,7 @@ class Arrays(dict[str, NDArray[Any]]):
 def arrays_by_name(
     model_name: str, declared: Sequence[TensorSpec] | None, given: Sequence[Any], named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the inputs by name; raise ClientValueError. Positional inputs are the declared ones in order;
-    the last may be missing.
-    """
+    """Return the inputs by name, of which positional ones are the first declared; raise ClientValueError."""
     if given and named:
         raise ClientValueError("Inputs are given either by position or by name, not both ways in one call")
     if named:
@@ -133,9 +131,7 @@ class RequestBuilder:
         decoupled: bool,
         sample: bool,
     ) -> dict[str, Any]:
-        """Return the arguments of tritonclient's ``infer``; raise ClientError if the model takes no such
-        request.
-        """
+        """Return the arguments of tritonclient's ``infer``; raise ClientError for a wrong request."""
         name = self.config.model_name
         if self.config.decoupled != decoupled:
             kind, use = ("coupled", "ModelClient") if decoupled else ("decoupled", "DecoupledModelClient")

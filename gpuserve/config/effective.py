@@ -23,9 +23,7 @@ _LOOKS_SECRET: Final = re.compile(r"token|secret|passw|credential|api_?key|priva
 
 @dataclass(frozen=True)
 class EffectiveValue:
-    """The value of a key, masked if secret. ``origin`` is None for a default; ``where`` and ``line`` are its
-    source.
-    """
+    """The value of a key, masked if secret; ``origin`` is None for a default, ``where`` its source."""
 
     path: Path
     value: Any

@@ -232,9 +232,7 @@ def _too_large(value: Any) -> int | None:
 
 @dataclasses.dataclass(eq=False)
 class Key:
-    """A key of a mapping. ``default`` is ``REQUIRED`` if there is none; ``make`` returns a new default. With
-    ``nullable`` the value may be null.
-    """
+    """A key of a mapping. ``default`` may be ``REQUIRED``; ``make`` returns a new default."""
 
     kind: Kind
     description: str

@@ -237,9 +237,7 @@ def resolve(
     known: Iterable[ModelDescription] = (),
     stale: Iterable[ModelDescription] = (),
 ) -> Configuration:
-    """Apply overrides, check schema and rules, and convert. Raise ConfigProblems with ``problems`` and all
-    others.
-    """
+    """Apply overrides, check schema and rules, and convert; raise ConfigProblems with ``problems`` too."""
     if data is None:
         data = {}
     from_variables, unknown = precedence.from_environment(environ, _model_names(data))

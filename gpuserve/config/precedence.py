@@ -166,9 +166,7 @@ SECRET: Final[tuple[Path, ...]] = (("server", "access_token"), ("server", "acces
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of values: a file (unless ``document`` is None), variables, flags, a callable; for
-    mistakes.
-    """
+    """The sources of values: a file (unless ``document`` is None), variables, flags, a callable."""
 
     name: str
     document: Document | None

@@ -37,9 +37,7 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake, ready to print. ``label`` names the source. ``model``: of a repository, which still serves
-    others.
-    """
+    """One mistake, ready to print. ``label`` names the source; ``model`` is one of a repository."""
 
     label: str
     message: str

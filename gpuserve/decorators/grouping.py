@@ -312,9 +312,7 @@ def _padded(array: Any, size: int) -> Any:
 
 
 def _cut(answer: Any, rows: int, size: int) -> Any:
-    """Return the answer for the real rows. Outputs of another length do not belong to the padded batch and
-    stay unchanged.
-    """
+    """Return the answer for the real rows; outputs of another length stay unchanged."""
     if isinstance(answer, SomeRows):
         real = [place for place, position in enumerate(answer.positions) if position < rows]
         arrays = {name: value[real] for name, value in answer.arrays.items()}

@@ -254,8 +254,8 @@ def input_memory(memory: str | None, datatype: str, array: str | None) -> str:
 
 
 def tensor_specs(tensors: Sequence[Tensor], prefix: str, array: str | None = None) -> tuple[TensorSpec, ...]:
-    """Return the declared tensors with names and v2 datatypes; raise BindError. ``prefix`` is "INPUT" or
-    "OUTPUT"; ``array`` is that of the model, for inputs.
+    """Return declared tensors as specs; ``prefix`` names them, ``array`` is that of the model; raise
+    BindError.
     """
     is_list = isinstance(tensors, Sequence) and not isinstance(tensors, str | bytes)
     if not is_list or not all(isinstance(one, Tensor) for one in tensors):
@@ -326,9 +326,7 @@ def labels_in(text: str) -> tuple[str, ...]:
 
 
 def label_specs(outputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> tuple[LabelSpec, ...]:
-    """Return the labels of the outputs that have any; ``specs`` are the outputs' ``tensor_specs``; raise
-    BindError.
-    """
+    """Return the labels of the outputs, whose ``tensor_specs`` are ``specs``; raise BindError."""
     found = []
     for tensor, spec in zip(outputs, specs, strict=True):
         if tensor.labels is None:

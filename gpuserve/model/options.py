@@ -182,9 +182,7 @@ def spelled(table: Any) -> Any:
 
 @typing.dataclass_transform(kw_only_default=True)
 def by_keyword(table: type[_Table]) -> type[_Table]:
-    """Make a frozen keyword-only dataclass that type checkers regard as mutable, as the class of
-    ``mutable_options``.
-    """
+    """Make a frozen keyword-only dataclass that type checkers regard as mutable, as a config is."""
     return dataclass(frozen=True, slots=True, kw_only=True)(table)
 
 
@@ -464,9 +462,7 @@ def nearest(word: str, known: Iterable[str], places: Mapping[str, str] | None = 
 
 
 def from_plain(kind: Any, plain: Any) -> Any:
-    """Return a value of a type from plain data that ``dataclasses.astuple`` made in another process; raise
-    ValueError or TypeError if the data has another form.
-    """
+    """Return a value of a type from its ``dataclasses.astuple``; raise ValueError or TypeError for others."""
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind).values()
         make: Any = kind

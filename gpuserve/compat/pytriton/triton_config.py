@@ -114,9 +114,7 @@ class TritonConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Return the options in a dictionary, converted to their types; raise PyTritonValidationError if a
-        value has another. Unknown options are logged and ignored.
-        """
+        """Return options of their types, without unknown ones; raise PyTritonValidationError for others."""
         known = _option_types()
         unknown = sorted(name for name in config if name not in known)
         if unknown:

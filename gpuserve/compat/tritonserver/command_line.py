@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from gpuserve.compat.tritonserver.flags import BY_NAME, FlagFate, FlagKind, TritonFlag
@@ -33,13 +33,24 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
     """Parse ``tritonserver``'s arguments. The last value of an unrepeated flag counts."""
     values: dict[str, Any] = {}
     problems: list[FlagProblem] = []
-    for one in _split_arguments(arguments):
-        if isinstance(one, FlagProblem):
-            problems.append(one)
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--") or argument == "--":
+            problems.append(FlagProblem(argument, "expected a flag such as --model-repository=DIR"))
             continue
-        flag, text = one
+        name, joined, text = argument[2:].partition("=")
+        meant = [name] if name in BY_NAME else [one for one in BY_NAME if name and one.startswith(name)]
+        if len(meant) != 1:
+            why = f"it could be any of {', '.join(map(spelled, meant))}"
+            why = why if meant else f"tritonserver has no such flag{nearest(name, BY_NAME)}"
+            problems.append(FlagProblem(spelled(name), why))
+            if not joined and rest and not rest[0].startswith("-"):
+                rest.pop(0)  # probably the value of the unknown flag
+            continue
+        flag = BY_NAME[meant[0]]
         try:
-            value = read_value(flag, text)
+            value = read_value(flag, _joined_value(flag, text) if joined else _next_value(flag, rest))
         except ValueError as error:
             problems.append(FlagProblem(spelled(flag.name), str(error)))
             continue
@@ -73,49 +84,21 @@ _READERS: Final[dict[FlagKind, Callable[[str], Any]]] = {
 }
 
 
-def _split_arguments(arguments: Sequence[str]) -> Iterator[tuple[TritonFlag, str] | FlagProblem]:
-    """Yield each flag with the text of its value, and a problem for any other argument."""
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        if not argument.startswith("--") or argument == "--":
-            yield FlagProblem(argument, "expected a flag such as --model-repository=DIR")
-            continue
-        name, joined, text = argument[2:].partition("=")
-        flag = _flag_named(name)
-        if isinstance(flag, FlagProblem):
-            yield flag
-            if not joined and rest and not rest[0].startswith("-"):
-                rest.pop(0)  # probably the value of the unknown flag
-            continue
-        value = text if joined else _next_value(flag, rest)
-        if value is None:
-            yield FlagProblem(spelled(flag.name), f"expected {flag.kind.value} behind it, given nothing")
-        elif flag.kind is FlagKind.BARE and joined:
-            yield FlagProblem(spelled(flag.name), f"expected no value, given {text!r}")
-        else:
-            yield flag, value
+def _joined_value(flag: TritonFlag, text: str) -> str:
+    if flag.kind is FlagKind.BARE:
+        raise ValueError(f"expected no value, given {text!r}")
+    return text
 
 
-def _next_value(flag: TritonFlag, rest: list[str]) -> str | None:
-    """Return the value of a flag without ``=``, and remove the value from ``rest``."""
+def _next_value(flag: TritonFlag, rest: list[str]) -> str:
+    """Return the value of a flag without ``=``, and remove the value from ``rest``; raise ValueError."""
     if flag.kind is FlagKind.BARE:
         return ""
     if flag.kind is FlagKind.BOOLEAN and (not rest or rest[0].lower() not in _BOOLEANS):
         return "true"
-    return rest.pop(0) if rest else None
-
-
-def _flag_named(name: str) -> TritonFlag | FlagProblem:
-    if name in BY_NAME:
-        return BY_NAME[name]
-    matches = [one for one in BY_NAME if name and one.startswith(name)]
-    if len(matches) == 1:
-        return BY_NAME[matches[0]]
-    if matches:
-        listed = ", ".join(map(spelled, matches))
-        return FlagProblem(spelled(name), f"it could be any of {listed}")
-    return FlagProblem(spelled(name), f"tritonserver has no such flag{nearest(name, BY_NAME)}")
+    if not rest:
+        raise ValueError(f"expected {flag.kind.value} behind it, given nothing")
+    return rest.pop(0)
 
 
 def help_text() -> str:

@@ -40,9 +40,7 @@ _CASE_COUNTS: Final = "(?-i)"
 
 
 def header_pattern(text: str) -> re.Pattern[str]:
-    """Return the pattern of a ``…_header_forward_pattern`` over lower-case names, which ignores case unless
-    it begins with ``(?-i)``; raise ValueError for no regular expression.
-    """
+    """Return a pattern that ignores case unless it begins with ``(?-i)``; raise ValueError if it is none."""
     try:
         if text.startswith(_CASE_COUNTS):
             return re.compile(text.removeprefix(_CASE_COUNTS))

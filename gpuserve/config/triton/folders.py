@@ -53,9 +53,7 @@ class ModelFolder:
 
 
 def model_folders(repository: str) -> list[ModelFolder]:
-    """Return the model folders of a repository by name; raise RepositoryError, or EmptyRepository without
-    models.
-    """
+    """Return the model folders of a repository by name; raise RepositoryError if there are none."""
     try:
         names = _names(repository)
     except OSError as error:

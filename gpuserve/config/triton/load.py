@@ -90,9 +90,7 @@ def _under(given: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
 def with_repository_values(
     configuration: Configuration, translations: Sequence[Translation], broken: Mapping[str, Sequence[Problem]]
 ) -> Configuration:
-    """Return the configuration with a fingerprint of each version's files, so that a reload uses new ones,
-    and with the names of label files.
-    """
+    """Return the configuration with fingerprints of the versions' files, which a reload compares."""
     known = {one.folder.name: one for one in translations}
     models = tuple(_finished(one, known[one.name]) for one in configuration.models)
     return dataclasses.replace(
@@ -138,9 +136,7 @@ def load_repository(
     flags: Sequence[Override] = (),
     devices: ServerDevices | None = None,
 ) -> Configuration:
-    """Return the configuration of model repositories, with those that cannot be served ``broken``; raise
-    ConfigProblems for a wrong repository, variable or flag.
-    """
+    """Return the configuration of repositories, also with ``broken`` models; raise ConfigProblems."""
     return RepositoryLoader(paths, environ, flags, devices).load()
 
 
@@ -365,9 +361,7 @@ class TritonRepository(RepositoryLoader):
         return [one for one in configuration.models if one.name == model]
 
     def read_all(self, changed: Collection[str] | None = None) -> Configuration:
-        """Return the configuration of all folders, with ``broken`` models; raise ConfigProblems without any
-        other.
-        """
+        """Return the configuration of all folders, with ``broken`` models; raise ConfigProblems."""
         configuration = self.load()
         if problems := trace_problems(configuration):
             raise ConfigProblems(problems)
@@ -385,9 +379,7 @@ def load_target(
     server: Sequence[Override] = (),
     model: CallableFlags | None = None,
 ) -> Configuration:
-    """Return the configuration of a config file, a callable, a model file, or a repository; raise
-    ConfigError. ``server`` are overrides of settings, ``model`` the flags of a callable.
-    """
+    """Return the configuration of a file, a callable or a repository; raise ConfigError if it is wrong."""
     if is_callable_path(target):
         return load_callable(target, model or CallableFlags(), server, environ)
     if os.path.isdir(target):

@@ -114,9 +114,7 @@ def _inner(name: str) -> Any:
 
 
 class _Walk:
-    """One pass over text that protobuf has accepted, which finds each field by path, with and without its
-    number.
-    """
+    """One pass over text that protobuf has accepted, which finds the position of each field by its path."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._tokens = text_format.Tokenizer(lines)

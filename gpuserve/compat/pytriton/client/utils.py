@@ -129,9 +129,7 @@ async def asyncio_get_model_config(
 async def asyncio_wait_for_server_ready(
     asyncio_client: Any, sleep_time_s: float | None = None, timeout_s: float | None = None
 ) -> None:
-    """Wait, 60 seconds by default, until the server is ready; raise PyTritonClientTimeoutError.
-    ``sleep_time_s`` is ignored; the intervals between polls grow from 20 ms to 1 s.
-    """
+    """Wait until the server is ready, as ``wait_for_server_ready``; ``sleep_time_s`` is ignored."""
     await _wait_in_loop(asyncio_client.is_server_ready, timeout_s, server_not_ready)
 
 
@@ -142,9 +140,7 @@ async def asyncio_wait_for_model_status_loaded(
     model_version: str | None = None,
     timeout_s: float | None = None,
 ) -> None:
-    """Wait, 60 seconds by default, until the index has a model as READY; raise PyTritonClientTimeoutError.
-    ``sleep_time_s`` is ignored; the intervals between polls grow from 20 ms to 1 s.
-    """
+    """Wait until the index has a model as READY, 60 seconds by default; ``sleep_time_s`` is ignored."""
 
     async def is_loaded() -> bool:
         return await asyncio_get_model_state(asyncio_client, model_name, model_version) is ModelState.READY
