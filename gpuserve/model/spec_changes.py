@@ -17,7 +17,7 @@ from gpuserve.model.build import batching_and_queue
 from gpuserve.model.declaration import device_problem, input_memory
 from gpuserve.model.options import checked, integer, rows
 from gpuserve.model.rules import check_batching, check_ensemble, check_ragged, check_ranks
-from gpuserve.model.spec import MAX_INSTANCES, InstanceSpec, ModelSpec, QueueSpec
+from gpuserve.model.spec import MAX_INSTANCES, ModelSpec, QueueSpec
 from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, TensorSpec
 
 
@@ -52,11 +52,14 @@ def _chosen(specs: Sequence[ModelSpec], policy: Mapping[str, Any]) -> Sequence[M
 def _changed(spec: ModelSpec, changes: Mapping[str, Any]) -> ModelSpec:
     # Other values are checked against max_batch_size, so it comes first.
     for key in sorted(changes, key=lambda key: key != "max_batch_size"):
-        if not spec.is_ensemble or key in _OF_ENSEMBLES:
-            change = _CHANGES.get(key)
-            spec = _option(spec, key, changes[key]) if change is None else change(spec, changes[key])
-        elif changes[key]:
-            raise BadModelConfig(f"it is an ensemble, which has no {key}")
+        if spec.is_ensemble and key not in _OF_ENSEMBLES:
+            if changes[key]:
+                raise BadModelConfig(f"it is an ensemble, which has no {key}")
+        elif (change := _CHANGES.get(key)) is not None:
+            spec = change(spec, changes[key])
+        else:
+            options = {one.name: one for one in rows(ModelSpec).values() if one.option.triton}
+            spec = dataclasses.replace(spec, **{key: checked(options[key], changes[key], key)})
     if spec.is_ensemble:
         check_ensemble(spec)
     check_ragged(spec)
@@ -71,13 +74,6 @@ def _changed(spec: ModelSpec, changes: Mapping[str, Any]) -> ModelSpec:
     if sizes and max(sizes) > spec.max_batch_size:
         raise BadModelConfig(f"dynamic batching preferred size must be <= max batch size for {spec.name}")
     return spec
-
-
-def _option(spec: ModelSpec, name: str, value: Any) -> ModelSpec:
-    row = rows(ModelSpec)[name]
-    if not row.option.triton:
-        raise KeyError(name)
-    return dataclasses.replace(spec, **{name: checked(row, value, name)})
 
 
 def _inputs(spec: ModelSpec, value: Any) -> ModelSpec:
@@ -107,7 +103,6 @@ def _tensors(value: Sequence[Any]) -> tuple[TensorSpec, ...]:
 
 def _dynamic_batching(spec: ModelSpec, value: Mapping[str, Any]) -> ModelSpec:
     batching, queue_options = batching_and_queue(value)
-    check_batching(spec.max_batch_size or None, batching, queue_options, in_tritons_names=True)
     own = {
         row.name: getattr(spec.queue, row.name) for row in rows(QueueSpec).values() if not row.option.triton
     }
@@ -133,17 +128,11 @@ def _instance_groups(spec: ModelSpec, value: Sequence[Any]) -> ModelSpec:
         raise BadModelConfig(
             f"the {len(spec.instances)} instances have different callables: there cannot be {len(devices)}"
         )
-    return dataclasses.replace(spec, instances=_numbered(devices, alike)) if devices else spec
-
-
-def _numbered(devices: Sequence[str], alike: Sequence[InstanceSpec]) -> tuple[InstanceSpec, ...]:
-    """Return instances with these sources on the devices, numbered per device as in a config file."""
-    return tuple(
-        dataclasses.replace(
-            one, name=f"{device}#{devices[:index].count(device)}", device=device, placement=ANYWHERE
-        )
-        for index, (device, one) in enumerate(zip(devices, alike, strict=True))
-    )
+    instances = []
+    for index, (device, one) in enumerate(zip(devices, alike, strict=True)):  # named as in a config file
+        name = f"{device}#{devices[:index].count(device)}"
+        instances.append(dataclasses.replace(one, name=name, device=device, placement=ANYWHERE))
+    return dataclasses.replace(spec, instances=tuple(instances)) if devices else spec
 
 
 _CHANGES: Final[dict[str, Callable[[ModelSpec, Any], ModelSpec]]] = {

@@ -135,7 +135,12 @@ class LineWriter:
         while lines := self._next():
             with contextlib.suppress(OSError):  # the reader is gone, which must not end the server
                 self._write(b"".join(lines))
-            self._written(lines)
+            with self._changed:
+                self._nbytes -= sum(map(_cost, lines))
+                if self._dropped and self._nbytes <= self._max_nbytes // 2:
+                    dropped, self._dropped = self._dropped, 0
+                    self._put(self._gap(dropped).encode())
+                self._changed.notify_all()
 
     def _next(self) -> list[bytes]:
         """Wait for lines, and return as many as fit in one write; return [] when the writer is closed."""
@@ -156,14 +161,6 @@ class LineWriter:
                 rest = rest[os.write(self._fd, rest) :]
             except BlockingIOError:  # another process set the pipe to non-blocking
                 select.select([], [self._fd], [])
-
-    def _written(self, lines: list[bytes]) -> None:
-        with self._changed:
-            self._nbytes -= sum(map(_cost, lines))
-            if self._dropped and self._nbytes <= self._max_nbytes // 2:
-                dropped, self._dropped = self._dropped, 0
-                self._put(self._gap(dropped).encode())
-            self._changed.notify_all()
 
 
 def _cost(line: bytes) -> int:
@@ -317,8 +314,10 @@ def relay_line(line: bytes, fields: Mapping[str, str]) -> str:
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     if configured_format() != "json":
         return _prefix(fields) + text
-    if _is_log_object(text):
-        return text
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(text) if text.startswith("{") else None
+        if isinstance(found, dict) and "ts" in found and "level" in found:
+            return text
     wrapped: dict[str, Any] = {
         "ts": timestamp(time.time()),
         "level": "info",
@@ -366,16 +365,6 @@ def _traceback_of(record: logging.LogRecord) -> str:
 def _prefix(fields: Mapping[str, str]) -> str:
     parts = [fields[name] for name in ("model", "instance") if fields.get(name)]
     return f"[{'/'.join(parts)}] " if parts else ""
-
-
-def _is_log_object(text: str) -> bool:
-    if not text.startswith("{"):
-        return False
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and "ts" in found and "level" in found
 
 
 def log_with_text(

@@ -106,8 +106,8 @@ def certificate_expiry(files: TlsFiles) -> float:
 def _server_context(files: TlsFiles) -> ssl.SSLContext:
     import ssl
 
-    _check_file(files.certfile, "tls_certfile", b"CERTIFICATE-----", "a certificate")
-    _check_file(files.keyfile, "tls_keyfile", b"PRIVATE KEY-----", "a private key")
+    _check_file(files.certfile, "tls_certfile", "certificate")
+    _check_file(files.keyfile, "tls_keyfile", "private key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
     def refuse_passphrase() -> NoReturn:
@@ -121,23 +121,16 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
         if error.reason in _MISMATCHES:
             text = f"the key in {files.keyfile!r} is not that of the certificate in {files.certfile!r}"
             raise TlsFileError("tls_keyfile", text) from None
-        raise TlsFileError(*_unreadable(files)) from None
+        _load_certificates(files.certfile, "tls_certfile")  # OpenSSL does not say which file it cannot read
+        text = f"{files.keyfile!r} holds no private key that can be read, expected PEM"
+        raise TlsFileError("tls_keyfile", text) from None
     return context
-
-
-def _unreadable(files: TlsFiles) -> tuple[str, str]:
-    """Return the setting of the file that OpenSSL cannot read, which OpenSSL does not say, and a sentence."""
-    try:
-        _load_certificates(files.certfile, "tls_certfile")
-    except TlsFileError as error:
-        return error.key, str(error)
-    return "tls_keyfile", f"{files.keyfile!r} holds no private key that can be read, expected PEM"
 
 
 def _load_certificates(path: str, key: str) -> None:
     import ssl
 
-    _check_file(path, key, b"CERTIFICATE-----", "a certificate")
+    _check_file(path, key, "certificate")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
     except ssl.SSLError:
@@ -171,12 +164,12 @@ def _shake_hands(certfile: str, server_side: ssl.SSLContext, flags: int = 0) -> 
     return client
 
 
-def _check_file(path: str, key: str, mark: bytes, what: str) -> None:
+def _check_file(path: str, key: str, what: str) -> None:
     try:
         with open(path, "rb") as file:
-            found = mark in file.read()
+            found = f"{what.upper()}-----".encode() in file.read()
     except OSError as error:
         reason = (error.strerror or "unknown reason").lower()
         raise TlsFileError(key, f"{path!r} cannot be read: {reason}") from None
     if not found:
-        raise TlsFileError(key, f"{path!r} holds no {what.removeprefix('a ')}, expected PEM")
+        raise TlsFileError(key, f"{path!r} holds no {what}, expected PEM")
