@@ -236,7 +236,13 @@ def check_sequences(model: ModelSpec) -> None:
         raise BadModelConfig("preserve_ordering has no effect on sequences without the strategy 'oldest'")
     if sequence.strategy == OLDEST and sequence.minimum_slot_utilization:
         raise BadModelConfig("minimum_slot_utilization has no effect without the strategy 'direct'")
-    _check_names(sequence.controls, {one.name for one in model.inputs})
+    names = [*(one.name for one in model.inputs), *(one.name for one in sequence.controls)]
+    kinds = [one.kind for one in sequence.controls]
+    for one in sequence.controls:
+        if names.count(one.name) > 1:
+            raise BadModelConfig(f"sequence control {one.name!r} has the name of another input")
+        if kinds.count(one.kind) > 1:
+            raise BadModelConfig(f"two sequence controls are of kind {one.kind}, expected one at most")
     if model.response_cache:
         raise BadModelConfig(
             f"Response Cache does not currently support model {model.name} with sequence batching scheduler. "
@@ -285,17 +291,6 @@ def _false_true(name: str, dtype: str, given: Sequence[Any]) -> tuple[Any, Any]:
             f"false_true of sequence control {name!r} must be two different values of {dtype}, got {given!r}"
         )
     return false, true
-
-
-def _check_names(controls: Iterable[SequenceControl], inputs: set[str]) -> None:
-    names, kinds = set(inputs), set[str]()
-    for one in controls:
-        if one.name in names:
-            raise BadModelConfig(f"sequence control {one.name!r} has the name of another input")
-        if one.kind in kinds:
-            raise BadModelConfig(f"two sequence controls are of kind {one.kind}, expected one at most")
-        names.add(one.name)
-        kinds.add(one.kind)
 
 
 def with_control_inputs(warmups: Iterable[tuple[Any, ...]], sequence: SequenceBatching) -> tuple[Any, ...]:
@@ -446,8 +441,7 @@ def _misnamed(number: int, step: StepSpec, member: ModelSpec) -> Iterator[Declar
                 text = f"model {member.name!r} has no {key[:-1]} {theirs!r}; its {key} are {available}"
                 yield DeclarationFault(("steps", number, key, theirs), text)
     given = {theirs for theirs, _ in step.inputs}
-    missing = [one.name for one in member.inputs if not one.optional and one.name not in given]
-    if missing:
+    if missing := [one.name for one in member.inputs if not one.optional and one.name not in given]:
         text = f"model {member.name!r} needs the input {missing[0]!r}, which it is not given here"
         yield DeclarationFault(("steps", number, "inputs"), text)
 
@@ -456,10 +450,17 @@ def _misfit(spec: ModelSpec, number: int, member: ModelSpec, known: Known) -> It
     place = ("steps", number, "model")
     if member.decoupled and (text := _stream_problem(spec, spec.steps[number])):
         yield DeclarationFault(place, f"model {member.name!r} is decoupled, {text}")
-    if _is_deep(member, known):
-        text = f"model {member.name!r} leads back to the ensemble itself"
-        if not contains_model(member, spec.name, known):
-            text = f"by model {member.name!r} the ensemble has more than {MAX_DEPTH} others below one another"
+    level, leads_back = [member], member.name == spec.name
+    for _ in range(MAX_DEPTH):
+        steps = {(step.model, step.version): step for one in level for step in one.steps}
+        level = [one for step in steps.values() if isinstance(one := _member(step, known), ModelSpec)]
+        leads_back |= any(one.name == spec.name for one in level)
+        if not level:
+            break
+    else:
+        text = f"by model {member.name!r} the ensemble has more than {MAX_DEPTH} others below one another"
+        if leads_back:
+            text = f"model {member.name!r} leads back to the ensemble itself"
         yield DeclarationFault(place, text)
     if member.max_batch_size and spec.max_batch_size > member.max_batch_size:
         text = (
@@ -479,32 +480,6 @@ def _stream_problem(spec: ModelSpec, step: StepSpec) -> str | None:
     if other := [one.name for one in spec.outputs if one.name not in made]:
         return f"so it must make all outputs of the ensemble, but does not make {other[0]!r}"
     return None
-
-
-def _is_deep(spec: ModelSpec, known: Known) -> bool:
-    """Return whether more than ``MAX_DEPTH`` models are nested below a model, as in a cycle."""
-    level = [spec]
-    for _ in range(MAX_DEPTH):
-        found = {(step.model, step.version): step for one in level for step in one.steps}
-        level = [one for step in found.values() if isinstance(one := _member(step, known), ModelSpec)]
-        if not level:
-            return False
-    return True
-
-
-def contains_model(spec: ModelSpec, name: str, known: Known) -> bool:
-    """Return whether a model has the name, or is an ensemble that contains it at any depth."""
-    seen: set[tuple[str, int]] = set()
-    left = [spec]
-    while left:
-        one = left.pop()
-        if one.name == name:
-            return True
-        if (one.name, one.version) not in seen:
-            seen.add((one.name, one.version))
-            members = [_member(step, known) for step in one.steps]
-            left += [member for member in members if isinstance(member, ModelSpec)]
-    return False
 
 
 def _mistyped(spec: ModelSpec, members: Mapping[int, ModelSpec]) -> Iterator[DeclarationFault]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,34 +32,29 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _USAGE)
 
 
-class OpenClients:
-    """The clients of tests, opened once each and closed together."""
+def _open_clients() -> Iterator[Callable[..., TestClient]]:
+    """Yield a function that opens the client of a target once, and close the clients at the end."""
+    clients: dict[str, TestClient] = {}
+    with ExitStack() as stack:
 
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._clients: dict[str, TestClient] = {}
+        def client_of(target: Any, **options: Any) -> TestClient:
+            from gpuserve.testing.testing_client import TestClient
 
-    def get(self, target: Any, *, workers: bool, **options: Any) -> TestClient:
-        from gpuserve.testing.testing_client import TestClient
+            key = repr((target, sorted(options.items())))
+            if key not in clients:
+                clients[key] = stack.enter_context(TestClient(target, **options))
+            return clients[key]
 
-        key = repr((target, workers, sorted(options.items())))
-        if key not in self._clients:
-            client = TestClient(target, workers=workers, **options)
-            self._clients[key] = self._stack.enter_context(client)
-        return self._clients[key]
-
-    def close(self) -> None:
-        self._clients.clear()
-        self._stack.close()
+        yield client_of
 
 
 @pytest.fixture(scope="session")
-def _gpuserve_of_session() -> Iterator[OpenClients]:
+def _gpuserve_of_session() -> Iterator[Callable[..., TestClient]]:
     yield from _open_clients()
 
 
 @pytest.fixture(scope="module")
-def _gpuserve_of_module() -> Iterator[OpenClients]:
+def _gpuserve_of_module() -> Iterator[Callable[..., TestClient]]:
     yield from _open_clients()
 
 
@@ -77,12 +72,6 @@ def gpuserve_server(request: pytest.FixtureRequest) -> TestClient:
     return _client(request, workers=True)
 
 
-def _open_clients() -> Iterator[OpenClients]:
-    clients = OpenClients()
-    yield clients
-    clients.close()
-
-
 def _client(request: pytest.FixtureRequest, *, workers: bool) -> TestClient:
     marker = request.node.get_closest_marker(_MARKER)
     if marker is not None:
@@ -90,8 +79,8 @@ def _client(request: pytest.FixtureRequest, *, workers: bool) -> TestClient:
         targets = [*marker.args, *([options.pop("target")] if "target" in options else [])]
         if len(targets) != 1:
             pytest.fail(f"expected @pytest.mark.gpuserve(target), given {len(targets)} targets", False)
-        opened: OpenClients = request.getfixturevalue("_gpuserve_of_module")
-        return opened.get(_relative_target(targets[0], request.path.parent), workers=workers, **options)
+        open_client: Callable[..., TestClient] = request.getfixturevalue("_gpuserve_of_module")
+        return open_client(_relative_target(targets[0], request.path.parent), workers=workers, **options)
     target = request.config.getini(_OPTION)
     if not target:
         pytest.fail(
@@ -99,8 +88,8 @@ def _client(request: pytest.FixtureRequest, *, workers: bool) -> TestClient:
             f"@pytest.mark.gpuserve(target), or set {_OPTION} in the configuration of pytest",
             False,
         )
-    opened = request.getfixturevalue("_gpuserve_of_session")
-    return opened.get(_relative_target(target, request.config.rootpath), workers=workers)
+    open_client = request.getfixturevalue("_gpuserve_of_session")
+    return open_client(_relative_target(target, request.config.rootpath), workers=workers)
 
 
 def _relative_target(target: Any, folder: os.PathLike[str]) -> Any:
