@@ -321,7 +321,10 @@ def test_a_warmup_of_a_model_that_does_not_batch_or_has_no_inputs() -> None:
             ModelWarmup("w", 1, {"x": WarmupInput(np.float32, (2, 4), True)}),
             "input 'x' has the shape [2, 4], but the model declares [-1, 3]",
         ),
-        (ModelWarmup("w", 1, {"x": WarmupInput(np.float32, (-1, 3), True)}), "integers of at least 0, got (-1, 3)"),
+        (
+            ModelWarmup("w", 1, {"x": WarmupInput(np.float32, (-1, 3), True)}),
+            "integers of at least 0, got (-1, 3)",
+        ),
         (ModelWarmup("w", 1, {"x": WarmupInput(np.float32, 3, True)}), "integers of at least 0, got 3"),  # type: ignore[arg-type]
         (ModelWarmup("w", 1, {"x": WarmupInput(np.complex64, (2, 3), True)}), "complex64 has no v2 datatype"),
         (
