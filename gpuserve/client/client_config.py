@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -66,6 +67,9 @@ def parse_model_config(document: Mapping[str, Any], model_version: str = "") -> 
     64-bit integers may be strings, and members with default values may be missing, as in protobuf's own JSON.
     ``model_version`` is the requested version, for servers that do not return the version.
     """
+    instances: Counter[DeviceKind] = Counter()
+    for group in document.get("instance_group", ()):
+        instances[DeviceKind(group.get("kind", "KIND_AUTO"))] += int(group.get("count", 1))
     max_batch_size = int(document.get("max_batch_size", 0))
     versions = document.get("version_policy", {}).get("specific", {}).get("versions", ())
     cache = document.get("response_cache")
@@ -76,7 +80,7 @@ def parse_model_config(document: Mapping[str, Any], model_version: str = "") -> 
         max_batch_size=max_batch_size,
         batching=max_batch_size > 0,
         batcher=None if batching is None else _options(DynamicBatcher, batching),
-        instance_group=_instances(document.get("instance_group", ())),
+        instance_group=dict(instances),
         decoupled=bool(document.get("model_transaction_policy", {}).get("decoupled", False)),
         backend_parameters={
             key: value.get("string_value", "") for key, value in document.get("parameters", {}).items()
@@ -99,14 +103,6 @@ def _tensor_spec(document: Mapping[str, Any]) -> TensorSpec:
     elif datatype != "BOOL":
         dtype = numpy_dtype(datatype).type
     return TensorSpec(document["name"], shape, dtype, bool(document.get("optional", False)))
-
-
-def _instances(groups: Sequence[Mapping[str, Any]]) -> dict[DeviceKind, int | None]:
-    counts: dict[DeviceKind, int | None] = {}
-    for group in groups:
-        kind = DeviceKind(group.get("kind", "KIND_AUTO"))
-        counts[kind] = (counts.get(kind) or 0) + int(group.get("count", 1))
-    return counts
 
 
 _Options = TypeVar("_Options", DynamicBatcher, QueuePolicy)

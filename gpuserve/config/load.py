@@ -275,25 +275,23 @@ def resolve(
 def _checked(data: Any, base_dir: str, sources: Sources) -> tuple[schema.ConfigFile, list[Problem]]:
     mistakes: list[Mistake] = []
     entries: schema.ConfigFile = schema.ConfigFile.read(data, (), mistakes)
-    others = sources.others
-    shown = [one for one in mistakes if others is None or one.path != ("models",)]
-    problems = [_schema_problem(one, sources) for one in shown]
-    problems += [sources.problem(path, text) for path, text in rules.violations(data, others or ())]
+    problems: list[Problem] = []
+    for one in mistakes:
+        path, text = one.path, sentence(one)
+        if path[:2] in SECRET:
+            text = text.partition(", given ")[0]
+        if one.kind == MISSING:
+            problems.append(sources.problem(path[:-1], text))
+        elif sources.others is None or path != ("models",):
+            problems.append(sources.problem(path, text, at_key=one.at_key))
+    found = rules.violations(data, sources.others or ())
+    problems += [sources.problem(path, text) for path, text in found]
     problems += _missing_files(data, base_dir, sources)
     if not problems:
         for index, entry in enumerate(entries.models):
             found = models.violations(entry, base_dir, ("models", index))
             problems += [sources.problem(path, text) for path, text in found]
     return entries, problems
-
-
-def _schema_problem(mistake: Mistake, sources: Sources) -> Problem:
-    path, text = mistake.path, sentence(mistake)
-    if path[:2] in SECRET:
-        text = text.partition(", given ")[0]
-    if mistake.kind == MISSING:
-        return sources.problem(path[:-1], text)
-    return sources.problem(path, text, at_key=mistake.at_key)
 
 
 def _bad_together(configuration: Configuration, *, served_here: bool) -> list[Problem]:

@@ -245,17 +245,17 @@ def per_request(answer: SomeRows, rows: Sequence[int]) -> list[dict[str, Any] | 
     for count in rows:
         start, stop = stop, stop + count
         own = [places[position] for position in range(start, stop) if position in places]
-        responses.append(_response(answer.arrays, own, count) if own else None)
+        if not own:
+            responses.append(None)
+        elif len(own) == count:
+            responses.append({name: rows_of(value, own) for name, value in answer.arrays.items()})
+        else:
+            text = "The rows of this request are in several groups of @group_by_values, which a generator "
+            text += (
+                "answers one after the other: send them as requests of their own, or make their values equal"
+            )
+            responses.append(BatchError(text))
     return responses
-
-
-def _response(arrays: Mapping[str, Any], own: list[int], count: int) -> dict[str, Any] | BatchError:
-    if len(own) == count:
-        return {name: rows_of(value, own) for name, value in arrays.items()}
-    return BatchError(
-        "The rows of this request are in several groups of @group_by_values, which a generator answers one "
-        "after the other: send them as requests of their own, or make their values equal"
-    )
 
 
 def rows_of(value: Any, positions: Sequence[int]) -> Any:

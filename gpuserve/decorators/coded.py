@@ -77,7 +77,9 @@ def codec_of(hint: Any) -> Codec | None:
         return AUDIO
     if isinstance(hint, type) and hasattr(hint, "model_validate_json"):
         what, decode = f"the JSON of {hint.__name__}", hint.model_validate_json
-        return Codec(what, "pydantic", "application/json", decode, _encode_json, hint)
+        return Codec(
+            what, "pydantic", "application/json", decode, lambda one: one.model_dump_json().encode(), hint
+        )
     return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Codec)), None)
 
 
@@ -156,11 +158,6 @@ def _array(codec: Codec, value: Any, batched: bool) -> Any:
     for at, one in enumerate(value if batched else [value]):
         encoded[at, 0 if batched else ...] = codec.encode(one)
     return encoded
-
-
-def _encode_json(value: Any) -> bytes:
-    text: str = value.model_dump_json()
-    return text.encode()
 
 
 def _decode_image(data: bytes) -> Any:

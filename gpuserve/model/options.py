@@ -109,7 +109,9 @@ def _rows(table: Hashable) -> dict[str, OptionRow]:
 
 
 def _row(one: dataclasses.Field[Any], hint: Any) -> OptionRow:
-    bare, has_none = without_none(hint)
+    bare, has_none = hint, typing.get_origin(hint) in {types.UnionType, typing.Union}
+    if has_none:
+        bare = next(one for one in typing.get_args(hint) if one is not type(None))
     if typing.get_origin(bare) is typing.Literal:  # for type checkers; the option has its own words
         bare = str
     found: Option = one.metadata[_KEY]
@@ -122,13 +124,6 @@ def _row(one: dataclasses.Field[Any], hint: Any) -> OptionRow:
     elif one.default_factory is not dataclasses.MISSING:
         default = one.default_factory()
     return OptionRow(one.name, bare, has_none, default, found)
-
-
-def without_none(hint: Any) -> tuple[Any, bool]:
-    """Return ``X`` and True for the type ``X | None``, else the type itself and False."""
-    if typing.get_origin(hint) in {types.UnionType, typing.Union}:
-        return next(one for one in typing.get_args(hint) if one is not type(None)), True
-    return hint, False
 
 
 def element(hint: Any) -> Any:
@@ -283,18 +278,14 @@ def _scalar(hint: Any, option: Option, value: Any, name: str) -> Any:
     try:
         return fitted(hint, option, value)
     except UnfitValue as error:
-        given = "" if option.secret else f", got {_given(value)}"
-        raise ValueError(f"{name} must be {error.expected}{given}") from None
+        try:
+            given = f"{value!r:.200}"
+        except ValueError:  # Python refuses to print integers of thousands of digits
+            given = f"an integer of {value.bit_length()} bits"
+        shown = "" if option.secret else f", got {given}"
+        raise ValueError(f"{name} must be {error.expected}{shown}") from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-
-
-def _given(value: Any) -> str:
-    """Return a value as text. Python refuses to print integers of thousands of digits: return their size."""
-    try:
-        return f"{value!r:.200}"
-    except ValueError:
-        return f"an integer of {value.bit_length()} bits"
 
 
 # ---- from the objects of a program, a file or a client to a table --------------------------------

@@ -108,7 +108,13 @@ def checked_arrays(
 ) -> tuple[dict[str, Any], CheckedRequest]:
     """Return inputs as arrays, and the front's check; raise ModelCallError or WrongCall."""
     arrays = input_arrays(spec, request.inputs)
-    tensors = [_input_tensor(name, array) for name, array in arrays.items()]
+    tensors = []
+    for name, array in arrays.items():
+        if (datatype := datatype_of(array.dtype)) == BYTES:
+            data = encode_bytes(array.ravel().tolist())
+        else:
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes()
+        tensors.append(InputTensor(name, datatype, array.shape, data))
     outputs = tuple(request.requested_outputs)
     asked = InferRequest(
         spec.name, "", request.request_id, dict(request.parameters), tensors, outputs, request.timeout_s
@@ -118,15 +124,6 @@ def checked_arrays(
         return arrays, check.check(asked)
     except InvalidArgument as error:
         raise ModelCallError(error.code.value, str(error)) from None
-
-
-def _input_tensor(name: str, array: Any) -> InputTensor:
-    datatype = datatype_of(array.dtype)
-    if datatype == BYTES:
-        data = encode_bytes(array.ravel().tolist())
-    else:
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes()
-    return InputTensor(name, datatype, array.shape, data)
 
 
 def _input_array(name: str, value: Any, datatype: str | None) -> Any:

@@ -17,7 +17,7 @@ from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.triton.load import RepositoryLoader, load_target
 from gpuserve.core.errors import BindError
 from gpuserve.model.self_description import declaration, plain_tensors
-from gpuserve.model.spec import ModelSpec, check_model_name
+from gpuserve.model.spec import MODEL_NAME, ModelSpec
 from gpuserve.testing.local_models import LocalModel, Other, OtherModels
 from gpuserve.testing.local_requests import Outputs, WrongCall
 from gpuserve_worker.inference.model_calls import CallOptions
@@ -44,7 +44,8 @@ def target_models(
     if isinstance(target, Mapping):
         callables: Mapping[str, Any] = target
     elif callable(made) or is_stepped(made):
-        callables = {callable_model_name(made): made}
+        name = str(getattr(made, "__name__", type(made).__name__))
+        callables = {name if MODEL_NAME.fullmatch(name) else _NAMELESS: made}
     elif not isinstance(made, Server) and is_callable_path(os.fspath(made)):
         path, given = os.fspath(made), {"kwargs": dict(kwargs)} if kwargs else {}
         entry = entry_of(path, os.getcwd())
@@ -58,16 +59,6 @@ def target_models(
         return _all_models(made)
     specs = [callable_spec(one, name, kwargs, declared, pickled=pickled) for name, one in callables.items()]
     return ServerSettings(), tuple(specs)
-
-
-def callable_model_name(target: Served) -> str:
-    """Return the name of a callable if it is a valid model name."""
-    name = getattr(target, "__name__", type(target).__name__)
-    try:
-        check_model_name(name)
-    except BindError:
-        return _NAMELESS
-    return str(name)
 
 
 def callable_spec(

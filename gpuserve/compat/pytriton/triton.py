@@ -361,7 +361,13 @@ def bound_spec(
     if isinstance(config, ModelConfig):
         without_warmups = copy.copy(config)
         without_warmups.model_warmup = None
-    more = (EXACT if strict else False, isolation, _concurrency(infer_func, config))
+    callables = infer_func if isinstance(infer_func, Sequence) else [infer_func]
+    overlapping = [one for one in callables if callable(one) and kind_of(one) in _OVERLAPPING_KINDS]
+    asked = [one for one in overlapping if isinstance(getattr(one, "concurrency", None), int)]
+    is_decoupled = isinstance(config, ModelConfig) and config.decoupled
+    # 1 if not decoupled, as PyTriton; otherwise the default, or the callable's own.
+    concurrency = None if is_decoupled or asked or not overlapping else 1
+    more = (EXACT if strict else False, isolation, concurrency)
     spec = model_spec(model_name, infer_func, inputs, outputs, model_version, without_warmups, *more)
     declared = config.model_warmup if isinstance(config, ModelConfig) else None
     found: list[Any] = []
@@ -371,12 +377,3 @@ def bound_spec(
         except BadModelConfig as error:
             logger.warning("left out a warm-up of model %s: %s", spec.name, error)
     return dataclasses.replace(spec, all_lines=True, warmup=tuple(found))
-
-
-def _concurrency(infer_func: Any, config: ModelConfig | None) -> int | None:
-    """Return 1 if not decoupled, as PyTriton, or None: default. A callable's own ``concurrency`` counts."""
-    callables = infer_func if isinstance(infer_func, Sequence) else [infer_func]
-    overlapping = [one for one in callables if callable(one) and kind_of(one) in _OVERLAPPING_KINDS]
-    asked = [one for one in overlapping if isinstance(getattr(one, "concurrency", None), int)]
-    is_decoupled = isinstance(config, ModelConfig) and config.decoupled
-    return None if is_decoupled or asked or not overlapping else 1

@@ -121,8 +121,17 @@ def _cache(options: TritonOptions) -> list[OptionSetting]:
         raise OptionProblem(old, f"does not go with {options.spell(new)}: give one of them")
     if old in options:
         return [OptionSetting(("response_cache_nbytes",), options.get(old), old)]
-    sizes = [cache_nbytes(new, one) for one in options.get(new, ())]
-    return [OptionSetting(("response_cache_nbytes",), sum(sizes), new)] if sizes else []
+    nbytes = 0
+    for text in options.get(new, ()):
+        kind, _, setting = text.partition(",")
+        name, _, size = setting.partition("=")
+        if kind.strip() != _LOCAL_CACHE:
+            cached = f"{text!r} is not supported by gpuserve: responses are cached in the server's own memory"
+            raise OptionProblem(new, f"{cached}; use 'local,size=<bytes>'")
+        if name.strip() != "size" or not size.strip().isdecimal():
+            raise _invalid_value(new, "'local,size=<bytes>'", text)
+        nbytes += int(size)
+    return [OptionSetting(("response_cache_nbytes",), nbytes, new)] if options.get(new) else []
 
 
 def _metrics(options: TritonOptions) -> list[OptionSetting]:
@@ -241,18 +250,6 @@ class OptionProblem(Exception):
 
 def _invalid_value(option: str, expected: str, given: str) -> OptionProblem:
     return OptionProblem(option, f"expected {expected}, given {given!r}")
-
-
-def cache_nbytes(option: str, text: str) -> int:
-    """Return the size of the response cache in bytes, from ``local,size=1048576``."""
-    kind, _, setting = text.partition(",")
-    if kind.strip() != _LOCAL_CACHE:
-        cached = f"{text!r} is not supported by gpuserve: responses are cached in the server's own memory"
-        raise OptionProblem(option, f"{cached}; use 'local,size=<bytes>'")
-    name, _, size = setting.partition("=")
-    if name.strip() != "size" or not size.strip().isdecimal():
-        raise _invalid_value(option, "'local,size=<bytes>'", text)
-    return int(size)
 
 
 def access_rule(option: str, text: str) -> dict[str, Any]:

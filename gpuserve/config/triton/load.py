@@ -63,10 +63,8 @@ class RepositorySources(Sources):
         own = text.removeprefix(f"{dotted(path)}: ")
         if own != text and origin:
             own = f"{dotted(origin)}: {own}"
-        return problem_at(folder, draft, Remark(origin, _ENTRY.sub(self._name, own)), at_name=at_key)
-
-    def _name(self, found: re.Match[str]) -> str:
-        return f"model {self.models[int(found[1])][1].name!r}"
+        own = _ENTRY.sub(lambda found: f"model {self.models[int(found[1])][1].name!r}", own)
+        return problem_at(folder, draft, Remark(origin, own), at_name=at_key)
 
 
 def problem_at(folder: ModelFolder, draft: EntryDraft, remark: Remark, *, at_name: bool = False) -> Problem:
@@ -93,22 +91,17 @@ def with_repository_values(
     """Return the configuration with fingerprints of the versions' files, which a reload compares."""
     known = {one.folder.name: one for one in translations}
     models = tuple(_finished(one, known[one.name]) for one in configuration.models)
+    noted: dict[str, list[str]] = {}  # the models by the text of a note about a field without effect
+    for translation in translations:
+        for note in translation.draft.notes:
+            noted.setdefault(note.text, []).append(translation.folder.name)
     return dataclasses.replace(
         configuration,
         models=models,
         broken={name: ConfigProblems(broken[name]) for name in sorted(broken)},
         described=frozenset(index for index, one in enumerate(models) if known[one.name].asks),
-        remarks=tuple(_remarks(translations)),
+        remarks=tuple(f"{text} (model {', '.join(dict.fromkeys(names))})" for text, names in noted.items()),
     )
-
-
-def _remarks(translations: Sequence[Translation]) -> list[str]:
-    """Return the notes about fields without effect, one line for all models with the same note."""
-    models: dict[str, list[str]] = {}
-    for translation in translations:
-        for note in translation.draft.notes:
-            models.setdefault(note.text, []).append(translation.folder.name)
-    return [f"{text} (model {', '.join(dict.fromkeys(names))})" for text, names in models.items()]
 
 
 def _finished(spec: ModelSpec, translation: Translation) -> ModelSpec:

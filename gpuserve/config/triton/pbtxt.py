@@ -78,16 +78,11 @@ def parse(text: str) -> Pbtxt:
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
-        span = Span(error.GetLine() or 1, error.GetColumn() or 1, 1)
-        raise PbtxtError(_expected(str(error)), span._replace(length=_length(lines, span))) from None
+        line, column = error.GetLine() or 1, error.GetColumn() or 1
+        word = re.match(r"[\w.-]+", lines[line - 1][column - 1 :] if line <= len(lines) else "")
+        span = Span(line, column, len(word[0]) if word else 1)
+        raise PbtxtError(_expected(str(error)), span) from None
     return Pbtxt(message, lines, _Walk(lines).message(pb.ModelConfig.DESCRIPTOR))
-
-
-def _length(lines: Sequence[str], span: Span) -> int:
-    """Return the number of characters of the word at a position."""
-    rest = lines[span.line - 1][span.column - 1 :] if span.line <= len(lines) else ""
-    found = re.match(r"[\w.-]+", rest)
-    return len(found[0]) if found else 1
 
 
 def _expected(text: str) -> str:

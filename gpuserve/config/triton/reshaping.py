@@ -58,8 +58,13 @@ def reshaped(made: Callable[[Any], Any], inputs: Shapes, outputs: Shapes) -> Cal
     """Return an inference callable that reshapes inputs and outputs of another one, of the same kind."""
 
     def call(requests: Any) -> Any:
-        change = partial(_reshaped_answer, outputs, requests.batching)
-        return map_result(change, made(_reshaped_inputs(requests, inputs)))
+        batching = requests.batching
+        if isinstance(requests, Batch):
+            requests = requests.with_arrays(_reshaped(requests.arrays, inputs, batching))
+        else:
+            changed = [one.with_data(_reshaped(one.data, inputs, batching)) for one in requests]
+            requests = RequestBatch(changed, requests.output_names, batching, requests.ragged)
+        return map_result(partial(_reshaped_answer, outputs, batching), made(requests))
 
     call.__wrapped__ = function_of(made)  # type: ignore[attr-defined]  # the worker finds the kind of the callable by this attribute
     if accepts_batch(made):
@@ -68,14 +73,6 @@ def reshaped(made: Callable[[Any], Any], inputs: Shapes, outputs: Shapes) -> Cal
         if hasattr(made, hook):
             setattr(call, hook, getattr(made, hook))
     return call
-
-
-def _reshaped_inputs(requests: Any, shapes: Shapes) -> Any:
-    if isinstance(requests, Batch):
-        arrays = _reshaped(requests.arrays, shapes, requests.batching)
-        return requests.with_arrays(arrays)
-    changed = [one.with_data(_reshaped(one.data, shapes, requests.batching)) for one in requests]
-    return RequestBatch(changed, requests.output_names, requests.batching, requests.ragged)
 
 
 def _reshaped_answer(shapes: Shapes, batching: bool, answer: Any) -> Any:
