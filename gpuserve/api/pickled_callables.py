@@ -188,7 +188,6 @@ def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-#: The name and version of a model.
 Key: TypeAlias = tuple[str, int]
 #: Returns an object, or None if it does not exist any more.
 _Reference: TypeAlias = Callable[[], Any]
@@ -198,7 +197,6 @@ _CONTAINERS: Final = (MutableMapping, MutableSequence, MutableSet)
 #: Types whose objects have attributes but do not count as state.
 _NO_STATE: Final = (type, types.ModuleType, enum.Enum, BaseException, Logger, LoggerAdapter, Namespace)
 _OWN: Final = __name__.partition(".")[0]
-#: Packages whose objects are immutable.
 _UNCHANGING: Final = frozenset({_OWN, "jax", "jaxlib"})
 
 

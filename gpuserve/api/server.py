@@ -24,7 +24,6 @@ from gpuserve.supervisor.control.attach_protocol import port_of
 from gpuserve.supervisor.processes.lifecycle import ServerObserver
 from gpuserve.supervisor.supervisor import Supervisor
 
-#: Default time to wait for a server to come up.
 ATTACH_TIMEOUT_S: Final = 30.0
 
 

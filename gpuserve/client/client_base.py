@@ -28,7 +28,6 @@ from gpuserve.client.exceptions import (
 from gpuserve.client.request_builder import Arrays, RequestBuilder
 from gpuserve_worker.protocol.tensor import datatype_of
 
-#: The parameters, or the headers, of a call.
 Values: TypeAlias = Mapping[str, str | int | float | bool] | None
 
 _MIN_PAUSE_S: Final = 0.02
@@ -37,7 +36,6 @@ _MAX_PAUSE_S: Final = 1.0
 #: needs enough time.
 _MAX_POLL_S: Final = 10.0
 _MIN_POLL_S: Final = 0.1
-#: Time-out of the request for the reason why a model is not ready.
 _REASON_TIMEOUT_S: Final = 1.0
 
 
@@ -111,7 +109,6 @@ class ModelClientBase(AnyClient):
     #: first use waits for a model of unknown configuration, responses of a decoupled model have no time
     #: limit, and a request whose generator is dropped unread runs to its end.
     _as_pytriton: ClassVar[bool] = False
-    #: Whether the client needs gRPC, as decoupled models do.
     _grpc_only: ClassVar[bool] = False
     _aio: ClassVar[bool] = False
 

@@ -113,7 +113,6 @@ def _options(table: type[_Options], document: Mapping[str, Any]) -> _Options:
     return table(**{name: _READERS.get(name, int)(document[name]) for name in known})
 
 
-#: Readers of options that are no integers.
 _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "preferred_batch_size": lambda sizes: [int(one) for one in sizes] or None,
     "preserve_ordering": bool,

@@ -22,7 +22,6 @@ _FINAL: Final = "triton_final_response"
 #: Time limit for the server to end a stream after the last response, in seconds.
 _END_S: Final = 1.0
 
-#: The results and the errors of one stream.
 StreamResults = queue.SimpleQueue[tuple[Any, Exception | None]]
 
 

@@ -15,7 +15,6 @@ from gpuserve.config.problems import Origin, dotted
 from gpuserve.config.settings.values import MASK, mask_userinfo
 from gpuserve.config.yaml_document import Path
 
-#: Keys of a model that are shown first.
 _FIRST: Final = ("name", "callable")
 #: Names of arguments whose values are masked: they may be the user's secrets.
 _LOOKS_SECRET: Final = re.compile(r"token|secret|passw|credential|api_?key|private_?key", re.IGNORECASE)

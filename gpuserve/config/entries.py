@@ -45,7 +45,6 @@ WRONG: Final = "wrong"
 _CALLABLE: Final = re.compile(
     r"(?P<place>[^:]+\.py|[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)"
 )
-#: The words offered when a dtype is misspelt.
 DTYPE_WORDS: Final = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "bytes"),

@@ -7,7 +7,6 @@ from collections.abc import Collection, Hashable, Iterator
 from typing import Final
 
 _PASSED_OVER: Final = ("__pycache__",)
-#: The fingerprint of a folder inside a folder.
 _FOLDER: Final = (0, 0, 0)
 
 

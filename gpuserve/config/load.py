@@ -145,9 +145,7 @@ def _unknown(index: int, entry: ModelEntry, known: Collection[Any], sources: Sou
             yield sources.problem(("models", index), f"model {entry.name!r}: {text}write {key} here")
 
 
-#: Suffixes of config files.
 CONFIG_SUFFIXES: Final = (".yaml", ".yml", ".json")
-#: Upper bound of the size of a config file.
 MAX_CONFIG_NBYTES: Final = 16 << 20
 
 
@@ -162,7 +160,6 @@ class Configuration:
     base_dir: str
     #: The positions of the models whose callables declared some of the values.
     described: frozenset[int] = frozenset()
-    #: The answers of those callables.
     descriptions: tuple[ModelDescription, ...] = ()
     #: Models that are declared and cannot be served, by name, with the reason.
     broken: Mapping[str, ConfigProblems] = field(default_factory=dict)

@@ -234,7 +234,6 @@ def _names(configuration: Configuration) -> tuple[str, ...]:
 class CallableSource:
     """One model without a config file, asked again for each load and reload, with the flags of the start."""
 
-    #: There is no config file.
     path = ""
 
     def __init__(

@@ -57,7 +57,6 @@ class NoModelError(DecoratorError, LookupError):
 
 
 InferenceCallable: TypeAlias = Callable[..., Any]
-#: The decorated function, whose type the decorators keep.
 F = TypeVar("F", bound=InferenceCallable)
 #: Forms of the arguments below a decorator: the rows of a batch, or one request.
 BATCH: Final = "batch"

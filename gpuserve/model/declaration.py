@@ -216,7 +216,6 @@ class ModelConfig(_Options):
         prefetch: int | None = field(default=None, kw_only=True)  # type: ignore[assignment]  # as above
 
 
-#: Upper bound of the elements that can be classified.
 MAX_LABELS: Final = 1_000_000
 
 

@@ -64,7 +64,6 @@ def _is_meant_to_be_served(one: Any) -> bool:
     return hasattr(one, "inputs") and hasattr(one, "outputs")
 
 
-#: File and line of a frame in a traceback.
 _PLACE: Final = re.compile(r'^ *File "([^"]+)", line (\d+)', re.MULTILINE)
 
 

@@ -470,7 +470,6 @@ def from_plain(kind: Any, plain: Any) -> Any:
 SECONDS: Final = "s"
 MICROSECONDS: Final = "us"
 NBYTES: Final = "nbytes"
-#: The units in the names of options, by the type of the option.
 _UNITS: Final[dict[Any, tuple[str, ...]]] = {float: (SECONDS,), int: (MICROSECONDS, NBYTES)}
 _MICROSECONDS_OF: Final = {
     "us": 1,

@@ -301,7 +301,6 @@ def with_control_inputs(warmups: Iterable[tuple[Any, ...]], sequence: SequenceBa
 
 #: The versions of each model, by the name of the model.
 Known: TypeAlias = Mapping[str, Sequence[ModelSpec]]
-#: Upper bound of the nesting of ensembles.
 MAX_DEPTH: Final = 64
 
 

@@ -46,7 +46,6 @@ from gpuserve_worker.inference.inference_request import function_of
 from gpuserve_worker.inference.stepping import Last, is_stepped
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of
 
-#: The largest batch of ``@batch`` without an argument.
 DEFAULT_MAX_BATCH_SIZE: Final = 64
 #: The shape of a tensor without a ``Shape``.
 _ONE_AXIS: Final = (-1,)

@@ -24,11 +24,8 @@ from gpuserve.model.options import by_keyword, from_plain, option, required, spe
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
 
 MODEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-#: Upper bound of the batches that one instance executes concurrently.
 MAX_CONCURRENCY: Final = 4096
-#: Upper bound of the declared instances of one model.
 MAX_INSTANCES: Final = 256
-#: Upper bound of the processes of one instance.
 MAX_RANKS: Final = 64
 #: Default of ``max_batch_elements`` of a model with ragged inputs: it bounds the memory of padding.
 RAGGED_BATCH_ELEMENTS: Final = 1 << 24

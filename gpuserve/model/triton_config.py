@@ -34,7 +34,6 @@ _KEPT: Final = frozenset(
     }
 )
 _CUDA: Final = "cuda:"
-#: The version of a step that uses the latest one.
 _LATEST: Final = -1
 #: The fields with the values of a sequence flag.
 _FALSE_TRUE: Final = {"INT32": "int32_false_true", "FP32": "fp32_false_true", "BOOL": "bool_false_true"}

@@ -352,7 +352,6 @@ def _outside_loop(call: Callable[[], Result]) -> Result:
         return thread.submit(call).result()
 
 
-#: A model in this process.
 AnyLocalModel: TypeAlias = "LocalModel | LocalEnsemble"
 
 
@@ -419,9 +418,7 @@ class OtherModels:
     def __init__(self, others: Mapping[str, Other]) -> None:
         self._others = dict(others)
         self.calls = model_calls.OutgoingCalls()
-        #: The names of loaded models.
         self.loaded = set(self._others)
-        #: Every call and command of the model.
         self.asked: list[model_calls.Question] = []
 
     def add(self, others: Mapping[str, Other]) -> None:

@@ -52,7 +52,6 @@ class TestClient:
         **declared: Any,
     ) -> None:
         settings, specs = target_models(target, kwargs or {}, declared, pickled=workers)
-        #: The names of the models.
         self.models = tuple(dict.fromkeys(one.name for one in specs))
         self._tested: LocalModels | WorkerModels
         if workers:

@@ -17,7 +17,6 @@ class FlagKind(enum.Enum):
     BOOLEAN = "true or false"
     #: A boolean is a level too: true is 1.
     LEVEL = "an integer, or true or false"
-    #: The flag has no value.
     BARE = "no value"
 
 
@@ -186,5 +185,4 @@ FLAGS: Final = (
     _part("trace-log-frequency", _INTEGER, _TRACE),
 )
 # fmt: on
-#: All flags by name.
 BY_NAME: Final = {flag.name: flag for flag in FLAGS}

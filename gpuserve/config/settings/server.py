@@ -27,14 +27,12 @@ from gpuserve.model.options import NBYTES, declared, option, rows, spelled
 
 #: The name of the trace settings that clients changed, in messages between front and supervisor.
 TRACE: Final = "trace"
-#: The transports.
 NATIVE: Final = "native"
 GRPCIO: Final = "grpcio"
 #: Values of ``trace.mode`` and ``trace.level``.
 TRITON: Final = "triton"
 OPENTELEMETRY: Final = "opentelemetry"
 TRACE_LEVELS: Final = ("TIMESTAMPS", "TENSORS")
-#: The ports that can speak TLS.
 TLS_PORTS: Final = ("http", "grpc", "metrics")
 #: Values of ``model_control``.
 NO_CONTROL: Final = "none"

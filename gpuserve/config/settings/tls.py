@@ -24,7 +24,6 @@ _NOT_YET_VALID: Final = 9
 _EXPIRED: Final = 10
 #: OpenSSL's flag of a verification that ignores the time; ``ssl`` has no name for the flag.
 _AT_ANY_TIME: Final = 0x200000
-#: A fingerprint of files, which changes when a file is replaced.
 TlsFingerprint = tuple[tuple[int, int, int], ...]
 
 

@@ -20,9 +20,7 @@ def mask_userinfo(text: str) -> str:
     return _USERINFO.sub(rf"\1{MASK}@", text) if "://" in text else text
 
 
-#: The group of the admin API.
 ADMIN: Final = "admin"
-#: The group of the dashboard and of its data.
 DASHBOARD: Final = "dashboard"
 #: Groups of endpoints that can be restricted. All but two are Triton's.
 ENDPOINT_GROUPS: Final = (
@@ -33,7 +31,6 @@ ENDPOINT_GROUPS: Final = (
 #: on the same machine may use them.
 CONTROL_GROUPS: Final = (ADMIN, "logging", "model-repository", "shared-memory", "trace")
 NO_TOKEN: Final = "restricted_endpoints need an access_token: without a token nobody can use them"
-#: The default header of access tokens.
 TOKEN_HEADER: Final = "triton-access-token"
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CASE_COUNTS: Final = "(?-i)"

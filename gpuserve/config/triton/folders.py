@@ -13,7 +13,6 @@ from typing import Final
 from gpuserve.config.fingerprints import folder_fingerprint
 
 CONFIG: Final = "config.pbtxt"
-#: Upper bound of the size of a config.pbtxt.
 MAX_CONFIG_NBYTES: Final = 4 << 20
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _VERSION: Final = re.compile(r"[1-9]\d{0,17}")

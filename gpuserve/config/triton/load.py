@@ -119,7 +119,6 @@ def _finished(spec: ModelSpec, translation: Translation) -> ModelSpec:
 #: The server settings of a repository, below variables and flags.
 _SERVER: Final = {"exit_on_error": False}
 
-#: The problems of models by name.
 Broken: TypeAlias = dict[str, list[Problem]]
 
 

@@ -123,7 +123,6 @@ def _warmup_input(draft: EntryDraft, given: Any, origin: Path, folder: ModelFold
     return entry
 
 
-#: The model version of a step that uses the latest version.
 _LATEST: Final = -1
 #: Fields of sequence batching that say when a batch is formed, or when a sequence ends without a request.
 _WITHOUT_ITERATIONS: Final = (
@@ -266,7 +265,6 @@ def datatype(number: int) -> str:
 #: The version of an ensemble without a version folder: an ensemble has no file to put into the folder.
 _ONLY: Final = 1
 _TENSORS: Final = {"inputs": "input", "outputs": "output"}
-#: The number of dims of an input with a ``format``: height, width and channels.
 _IMAGE_DIMS: Final = 3
 
 

@@ -24,7 +24,6 @@ LATEST_MODEL_VERSION: Final = "<latest>"
 DEFAULT_SERVER_TIMEOUT_S: Final = 60.0
 DEFAULT_MODEL_TIMEOUT_S: Final = 300.0
 DEFAULT_TIMEOUT_S: Final = 60.0
-#: Errors of a query that gets no answer.
 FAILURES: Final = (InferenceServerException, OSError)
 NotReady: TypeAlias = Callable[[Exception | None], Exception]
 
