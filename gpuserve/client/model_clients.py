@@ -44,11 +44,7 @@ class SyncClient(ModelClientBase):
 
     @property
     def model_config(self) -> ClientModelConfig:
-        """The model's configuration. The first access waits for the model.
-
-        Raises:
-            ClientTimeoutError, ClientModelUnavailableError: as ``wait_for_model``.
-        """
+        """The model's configuration. The first access waits for the model, as ``wait_for_model``."""
         return run_blocking(self._request_builder()).config
 
     @property
@@ -61,20 +57,14 @@ class SyncClient(ModelClientBase):
         run_blocking(self._wait_for_server(timeout_s))
 
     def wait_for_model(self, timeout_s: float) -> None:
-        """Wait until the model is ready.
-
-        Raises:
-            ClientTimeoutError: if the model is not ready in time.
-            ClientModelUnavailableError: if the server answers and has no such model.
+        """Wait until the model is ready; raise ClientTimeoutError, or ClientModelUnavailableError if the
+        server answers and has no such model.
         """
         run_blocking(self._wait_for_model(timeout_s))
 
     def load_model(self, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Let the server load the model, optionally with a configuration as JSON and files by name.
-
-        Raises:
-            ClientInferenceServerError: if the server refuses.
-            ClientTimeoutError: if the server does not answer in time.
+        """Let the server load the model, optionally with a configuration as JSON and files by name; raise
+        ClientInferenceServerError if the server refuses, ClientTimeoutError without an answer.
         """
         more = {} if files is None else {"files": dict(files)}
         run_blocking(self._request("load_model", self.settings.model_name, config=config, **more))

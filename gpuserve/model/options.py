@@ -193,7 +193,7 @@ def mutable_options(table: type) -> Any:
 
 
 class UnfitValue(ValueError):
-    """A value that a scalar option cannot have. ``expected`` names the values that the option can have."""
+    """A value that a scalar option cannot have. ``expected`` names the values that it can have."""
 
     def __init__(self, expected: str) -> None:
         super().__init__(f"expected {expected}")

@@ -103,11 +103,9 @@ class LocalModels:
         return found
 
     def infer(self, model: str, version: str, requests: Sequence[LocalRequest]) -> list[Outputs]:
-        """Return the outputs for requests that make one batch.
-
-        Raises:
-            ModelCallError: with the error that a client would get. Its cause is the callable's exception.
-            WrongCall: if no client could make these requests.
+        """Return the outputs for requests that make one batch; raise ModelCallError with the error that a
+        client would get, caused by the callable's exception, or WrongCall if no client could make these
+        requests.
         """
         found = self.find(model, version)
         return _with_client_error(lambda: require_outputs(found.answers(requests)))
@@ -198,11 +196,8 @@ class LocalModel:
         _outside_loop(self._loop.close)
 
     def infer(self, inputs: Mapping[str, Any], **options: Unpack[CallOptions]) -> Outputs:
-        """Return the outputs for one request. ``options`` are those of ``ModelContext.infer``.
-
-        Raises:
-            ModelCallError: if a server would refuse the request, if the model does, or if its answer cannot
-                be sent.
+        """Return the outputs for one request; ``options`` are those of ``ModelContext.infer``. Raise
+        ModelCallError if a server or the model would refuse the request, or if its answer cannot be sent.
         """
         return self.infer_batch([inputs], **options)[0]
 

@@ -35,10 +35,7 @@ def target_models(
     target: Target, kwargs: Mapping[str, Any], declared: Mapping[str, Any], *, pickled: bool
 ) -> tuple[ServerSettings, tuple[ModelSpec, ...]]:
     """Return the server settings and the models of a target. ``pickled``: callables will be sent to workers.
-
-    Raises:
-        ConfigError, BindError: if the target cannot be served.
-        WrongCall: if the other arguments do not apply to such a target.
+    Raise ConfigError or BindError, or WrongCall if the other arguments do not apply to such a target.
     """
     made: Any = target
     if isinstance(target, Mapping):

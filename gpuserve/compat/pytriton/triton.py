@@ -119,13 +119,9 @@ class TritonBase(abc.ABC):
         strict: bool = False,
         trace_config: list[str] | None = None,
     ) -> None:
-        """Serve a callable under a name; ``ModelHost.bind`` describes the arguments.
-
-        Raises:
-            PyTritonValidationError: if the name, a tensor or the callable cannot be served.
-            PyTritonInvalidOperationError: if the name is bound already.
-            PyTritonBadParameterError: if a value of ``config`` is invalid.
-            PyTritonRuntimeError: if the server runs and the model could not be loaded.
+        """Serve a callable under a name, as ``ModelHost.bind`` says; raise PyTritonValidationError,
+        PyTritonInvalidOperationError if the name is bound, PyTritonBadParameterError for a value of
+        ``config``, or PyTritonRuntimeError if the server runs and the model could not be loaded.
         """
         if trace_config:
             text = "bind(trace_config=…) is not supported by gpuserve: give it to TritonConfig, which is for "
@@ -227,10 +223,8 @@ class Triton(TritonBase):
 
     def run(self) -> None:
         """Start, and return when every model is served. Do nothing if the server runs. From then on SIGTERM
-        ends the program with status 0, after queued requests, unless the program has a handler for it.
-
-        Raises:
-            PyTritonRuntimeError: a port is taken, or a model could not be loaded.
+        ends the program with status 0, after queued requests, unless the program has a handler for it. Raise
+        PyTritonRuntimeError if a port is taken or a model could not be loaded.
         """
         if self.is_connected():
             return
@@ -252,14 +246,9 @@ class Triton(TritonBase):
         self.run()
 
     def serve(self, monitoring_period_s: float = MONITORING_PERIOD_S) -> None:
-        """Start the server unless it runs, and block until SIGINT, SIGTERM or ``stop()``.
-
-        Args:
-            monitoring_period_s: Accepted and ignored; the end of the server is detected at once.
-
-        Raises:
-            PyTritonUnrecoverableError: if a callable raised it, which has ended the server.
-            PyTritonRuntimeError: as ``run``.
+        """Start the server unless it runs, and block until SIGINT, SIGTERM or ``stop()``; the period is
+        ignored. Raise PyTritonUnrecoverableError if a callable raised it, which has ended the server, or as
+        ``run``.
         """
         if not self.is_connected():
             self._stop_at_exit()
@@ -322,11 +311,8 @@ class RemoteTriton(TritonBase):
         self._stop_at_exit()
 
     def serve(self, monitoring_period_s: float = MONITORING_PERIOD_S) -> None:
-        """Attach unless attached, and block until SIGINT, SIGTERM, ``stop()`` or the end of the server.
-
-        Raises:
-            TimeoutError: as ``connect``.
-            PyTritonUnrecoverableError: if a callable raised it.
+        """Attach unless attached, and block until SIGINT, SIGTERM, ``stop()`` or the end of the server. Raise
+        as ``connect``, or PyTritonUnrecoverableError if a callable raised it.
         """
         self.connect()
         with pytriton_errors():
