@@ -16,18 +16,18 @@ from gpuserve.config.settings.server import (
     EXECUTION_COUNT,
     EXPLICIT,
     NATIVE,
+    NATIVE_ALONE,
     POLL,
     TRITON,
     ResourceLimit,
     ServerSettings,
     TraceSettings,
-    live_settings,
 )
 from gpuserve.config.settings.tls import FILE_KEYS, check_tls, tls_pairing_problem, with_absolute_paths
 from gpuserve.config.settings.values import NO_TOKEN, ingress_processes_problem, mask_userinfo
 from gpuserve.core.errors import ConfigError, StartupError
 from gpuserve.devices.names import CPU
-from gpuserve.model.options import declared
+from gpuserve.model.options import declared, rows
 from gpuserve.model.rules import mapping
 from gpuserve.model.spec import DeviceResource, ModelSpec
 
@@ -100,18 +100,6 @@ def missing(mode: str) -> str | None:
     return NOT_INSTALLED
 
 
-#: Live settings of the native transport; the others cannot change them.
-_NATIVE_ALONE: Final = frozenset(
-    {
-        "answer_grace_s", "body_grace_s", "head_timeout_s", "idle_timeout_s", "max_connection_age_s",
-        "max_connections", "max_connections_per_address", "max_streams", "max_unsent_nbytes",
-        "min_answer_rate", "min_body_rate",
-    }
-)  # fmt: skip
-#: Secret settings, whose values appear in no text.
-_SECRET: Final = frozenset({"access_token", "access_rules"})
-
-
 class SettingRefusal(NamedTuple):
     """A setting that keeps its value while the server runs, with the reason."""
 
@@ -134,21 +122,19 @@ def key_of(name: str) -> str:
 
 def compare_settings(before: ServerSettings, given: ServerSettings) -> SettingsChange:
     """Return which settings of a running server change, and which changes are refused."""
-    live = live_settings()
     changed: dict[str, Any] = {}
     refused: list[SettingRefusal] = []
-    for field in dataclasses.fields(ServerSettings):
-        name = field.name
-        old, new = getattr(before, name), getattr(given, name)
+    for name, row in rows(ServerSettings).items():
+        old, new, live = getattr(before, name), getattr(given, name), row.option.live
         if old == new:
             continue
-        if name in live and (before.transport == NATIVE or name not in _NATIVE_ALONE):
+        if live and (before.transport == NATIVE or not live.endswith(NATIVE_ALONE)):
             changed[name] = new
         else:
             text = f"{key_of(name)}: cannot change while the server runs"
-            if name in live:  # only the transport prevents the change
+            if live:  # only the transport prevents the change
                 text += f" with transport {before.transport}"
-            if name not in _SECRET:
+            if not row.option.secret:
                 text += f": {shown(old)} stays, the file says {shown(new)}"
             refused.append(SettingRefusal(key_of(name), text))
     return SettingsChange(dataclasses.replace(before, **changed), tuple(changed), tuple(refused))

@@ -56,9 +56,10 @@ ON: Final = "on"
 ERRORS: Final = "errors"
 ALL: Final = "all"
 
-#: The objects that a new value of a limit applies to.
-_ADMITTED: Final = "new connections and streams; only with transport native"
-_AT_ONCE: Final = "all connections at once; only with transport native"
+#: The objects that a new value of a limit applies to; other transports cannot change such a limit.
+NATIVE_ALONE: Final = "only with transport native"
+_ADMITTED: Final = f"new connections and streams; {NATIVE_ALONE}"
+_AT_ONCE: Final = f"all connections at once; {NATIVE_ALONE}"
 _COUNTED: Final = "new requests, with full token buckets"
 
 
@@ -194,7 +195,7 @@ class ServerSettings:
     max_connection_age_s: float = option(0.0,
         "Seconds after which a connection accepts no more requests, give or take 10 %; its running requests"
         " are finished, within an hour. 0 is no limit.",
-        least=0, live="new connections; only with transport native")
+        least=0, live=f"new connections; {NATIVE_ALONE}")
     max_connections: int = option(16384,
         "Concurrent connections over all ports except the health port; fewer if the limit of open files is "
         "lower.", least=1, live=_ADMITTED)
