@@ -22,7 +22,6 @@ from typing import Any, Final, NamedTuple
 
 from gpuserve.cli.devices_report import device_headline, device_notes
 from gpuserve.cli.preflight import device_problems, import_problems
-
 from gpuserve.config.load import Configuration, trace_problems
 from gpuserve.config.problems import ConfigProblems, Problem
 from gpuserve.config.settings.server import OFF, ON, ServerSettings
