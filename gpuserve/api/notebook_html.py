@@ -22,7 +22,12 @@ def server_text(kind: str, models: Sequence[ModelSpec], addresses: Mapping[str, 
 
 
 def server_html(kind: str, models: Iterable[ModelSpec], addresses: Mapping[str, str]) -> str:
-    return line(kind, where(addresses)) + table(_MODEL_HEAD, map(_model_row, models))
+    rows = []
+    for one in models:
+        devices = ", ".join(instance.device for instance in one.instances) or "ensemble"
+        batches = f"up to {one.max_batch_size}" if one.max_batch_size else "none"
+        rows.append((one.name, one.version, devices, _tensors(one.inputs), _tensors(one.outputs), batches))
+    return line(kind, where(addresses)) + table(_MODEL_HEAD, rows)
 
 
 def where(addresses: Mapping[str, str]) -> str:
@@ -30,12 +35,6 @@ def where(addresses: Mapping[str, str]) -> str:
     if not addresses:
         return "not running"
     return "running at " + ", ".join(_NAMED.get(role, "{}").format(one) for role, one in addresses.items())
-
-
-def _model_row(model: ModelSpec) -> Sequence[object]:
-    devices = ", ".join(one.device for one in model.instances) or "ensemble"
-    batches = f"up to {model.max_batch_size}" if model.max_batch_size else "none"
-    return model.name, model.version, devices, _tensors(model.inputs), _tensors(model.outputs), batches
 
 
 def _tensors(tensors: Iterable[TensorSpec]) -> str:

@@ -110,6 +110,13 @@ def _spec(config: ClientModelConfig) -> ModelSpec:
     size, batching, queue = batching_options(
         ModelConfig(config.batching, config.max_batch_size, config.batcher)
     )
+    counts = config.instance_group.items()
+    # Only the kind of device is known, so GPU instances get the first GPU.
+    devices = [
+        "cuda:0" if kind is DeviceKind.KIND_GPU else "cpu"
+        for kind, count in counts
+        for _ in range(count or 1)
+    ]
     return ModelSpec(
         name=config.model_name,
         version=config.model_version,
@@ -120,26 +127,16 @@ def _spec(config: ClientModelConfig) -> ModelSpec:
         queue=queue,
         decoupled=config.decoupled,
         response_cache=config.response_cache is not None and config.response_cache.enable,
-        instances=_instances(config),
+        instances=tuple(InstanceSpec(f"{number}", one, {}) for number, one in enumerate(devices)),
     )
 
 
 def _tensors(declared: Any, prefix: str) -> Any:
-    given: list[TensorSpec] = list(declared or ())
     try:
-        tensors = [Tensor(one.shape, one.dtype, one.name, one.optional) for one in given]
+        tensors = [Tensor(one.shape, one.dtype, one.name, one.optional) for one in declared or ()]
         return tensor_specs(tensors, prefix)
     except BindError as error:
         raise PyTritonModelConfigError(str(error)) from error
-
-
-def _instances(config: ClientModelConfig) -> tuple[InstanceSpec, ...]:
-    """Return the instances. Only the kind of device is known, so GPU instances get the first GPU."""
-    counts = config.instance_group.items()
-    devices = {kind: "cuda:0" if kind.name == "KIND_GPU" else "cpu" for kind, _ in counts}
-    return tuple(
-        InstanceSpec(f"{number}", devices[kind], {}) for kind, count in counts for number in range(count or 1)
-    )
 
 
 class ModelConfigParser:

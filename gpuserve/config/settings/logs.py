@@ -235,14 +235,9 @@ class JsonFormatter(logging.Formatter):
     """A formatter of records as JSON objects: ts, level, logger, msg, pid, the attributes, and exc."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "ts": timestamp(record.created),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "msg": record.getMessage(),
-            "pid": record.process,
-            **_fields_of(record),
-        }
+        level, message = record.levelname.lower(), record.getMessage()
+        head = {"ts": timestamp(record.created), "level": level, "logger": record.name, "msg": message}
+        line: dict[str, Any] = {**head, "pid": record.process, **_fields_of(record)}
         if ids := [one for one in getattr(record, REQUEST_IDS, ()) if one]:
             line[REQUEST_IDS] = ids
         if trace := _traceback_of(record):
@@ -318,15 +313,9 @@ def relay_line(line: bytes, fields: Mapping[str, str]) -> str:
         found = json.loads(text) if text.startswith("{") else None
         if isinstance(found, dict) and "ts" in found and "level" in found:
             return text
-    wrapped: dict[str, Any] = {
-        "ts": timestamp(time.time()),
-        "level": "info",
-        "logger": _OUTPUT_LOGGER,
-        "msg": text,
-        "pid": os.getpid(),
-        **{name: value for name, value in fields.items() if value},
-    }
-    return json.dumps(wrapped, ensure_ascii=False)
+    head = {"ts": timestamp(time.time()), "level": "info", "logger": _OUTPUT_LOGGER, "msg": text}
+    of_child = {name: value for name, value in fields.items() if value}
+    return json.dumps({**head, "pid": os.getpid(), **of_child}, ensure_ascii=False)
 
 
 def configured_format() -> str:

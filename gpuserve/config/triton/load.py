@@ -184,7 +184,8 @@ class RepositoryLoader:
                 broken[name] = [problem_at(folder, found.draft, one) for one in found.draft.faults]
                 continue
             translations.append(found)
-            left += [one for one in dict.fromkeys(found.members) if one in by_name and one not in left]
+            members = dict.fromkeys(one.model_name for one in found.draft.message.ensemble_scheduling.step)
+            left += [one for one in members if one in by_name and one not in left]
         return translations, broken
 
     def _completed(self, translations: Sequence[Translation]) -> tuple[list[Translation], Broken]:

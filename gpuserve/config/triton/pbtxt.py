@@ -184,13 +184,6 @@ class FieldRule(NamedTuple):
     text: str = ""
 
 
-class Finding(NamedTuple):
-    """A field that is set and not honoured, and its path."""
-
-    path: Path
-    rule: FieldRule
-
-
 Table: TypeAlias = Mapping[str, FieldRule]
 
 YES: Final = FieldRule(Treatment.HONOURED)
@@ -298,13 +291,13 @@ TABLES: Final[Mapping[str, Table]] = {
 _UNKNOWN: Final = _no("this server does not know it; leave it out")
 
 
-def findings(message: Any, path: Path = ()) -> Iterator[Finding]:
-    """Yield the fields of a message and of its inner messages that are set and not honoured."""
+def findings(message: Any, path: Path = ()) -> Iterator[tuple[Path, FieldRule]]:
+    """Yield the fields of a message and of its inner messages that are set and not honoured, by path."""
     table = TABLES.get(message.DESCRIPTOR.full_name.removeprefix("inference."), {})
     for field, value in message.ListFields():
         rule = table.get(field.name, _UNKNOWN)
         if rule is not YES:
-            yield Finding((*path, field.name), rule)
+            yield (*path, field.name), rule
         elif field.message_type is not None:
             for place, one in _messages(field, value):
                 yield from findings(one, (*path, field.name, *place))

@@ -278,11 +278,6 @@ class Translation:
     asks: bool = False
     config: Any = None
 
-    @property
-    def members(self) -> list[str]:
-        """Return the names of the models of the steps of an ensemble."""
-        return [one.model_name for one in self.draft.message.ensemble_scheduling.step]
-
 
 def translated(folder: ModelFolder, pbtxt: Pbtxt, has_gpu: Callable[[], bool]) -> Translation:
     """Return the translation of a model folder; there are no entries if the draft has faults."""
