@@ -67,7 +67,9 @@ class Mistake(NamedTuple):
 
 
 class Kind:
-    """A kind of values; this class itself stands for any value."""
+    """A kind of values; this class itself stands for any value. ``inner`` is the kind of contained values."""
+
+    inner: Kind | None = None
 
     def read(self, value: Any, path: Place, found: list[Mistake]) -> Any:
         """Return the value in the form of the entry; append its mistakes to ``found``."""
@@ -76,10 +78,6 @@ class Kind:
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the values; other mappings are named by ``$ref``."""
         return {}
-
-    def parts(self) -> list[Kind]:
-        """Return the kinds that the values of this kind contain."""
-        return []
 
 
 class Scalar(Kind):
@@ -152,8 +150,10 @@ class FlagOrNumber(Kind):
 class ListOf(Kind):
     """A list of values of one kind; not empty if ``some``, of exactly ``count`` values if that is given."""
 
-    def __init__(self, element: Kind, some: bool = False, count: int | None = None) -> None:
-        self._element = element
+    inner: Kind
+
+    def __init__(self, inner: Kind, some: bool = False, count: int | None = None) -> None:
+        self.inner = inner
         self._some = some
         self._count = count
 
@@ -165,23 +165,22 @@ class ListOf(Kind):
             found.append(Mistake(path, UNEXPECTED, "at least one entry", value))
         if self._count is not None and len(value) != self._count:
             found.append(Mistake(path, UNEXPECTED, f"a list of {self._count}", value))
-        return [self._element.read(one, (*path, index), found) for index, one in enumerate(value)]
+        return [self.inner.read(one, (*path, index), found) for index, one in enumerate(value)]
 
     def schema(self) -> dict[str, Any]:
         least = {"minItems": self._count or 1} if self._some or self._count else {}
         most = {"maxItems": self._count} if self._count else {}
-        return {"type": "array", "items": self._element.schema(), **least, **most}
-
-    def parts(self) -> list[Kind]:
-        return [self._element]
+        return {"type": "array", "items": self.inner.schema(), **least, **most}
 
 
 class MappingOf(Kind):
     """A mapping with free keys of one kind and values of one kind; not empty if ``some``."""
 
-    def __init__(self, key: Kind, value: Kind, some: bool = False) -> None:
+    inner: Kind
+
+    def __init__(self, key: Kind, inner: Kind, some: bool = False) -> None:
         self._key = key
-        self.value = value
+        self.inner = inner
         self._some = some
 
     def read(self, value: Any, path: Place, found: list[Mistake]) -> Any:
@@ -194,19 +193,16 @@ class MappingOf(Kind):
         for key in value:
             self._key.read(key, (*path, key), wrong)
         found += [one._replace(at_key=True) for one in wrong]
-        return {key: self.value.read(one, (*path, key), found) for key, one in value.items()}
+        return {key: self.inner.read(one, (*path, key), found) for key, one in value.items()}
 
     def schema(self) -> dict[str, Any]:
         keys = {key: one for key, one in self._key.schema().items() if key != "type"}
         return {
             "type": "object",
-            "additionalProperties": self.value.schema() or True,
+            "additionalProperties": self.inner.schema() or True,
             **({"propertyNames": keys} if keys else {}),
             **({"minProperties": 1} if self._some else {}),
         }
-
-    def parts(self) -> list[Kind]:
-        return [self.value]
 
 
 class Arguments(MappingOf):

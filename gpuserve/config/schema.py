@@ -197,10 +197,8 @@ def _member(kind: Kind, step: str | int) -> Kind | None:
     if isinstance(kind, EntryOf):
         key = kind.entry.keys.get(str(step))
         return None if key is None else key.kind
-    if isinstance(kind, MappingOf):
-        return kind.value
-    if isinstance(kind, ListOf):
-        return kind.parts()[0] if isinstance(step, int) else None
+    if isinstance(kind, MappingOf) or (isinstance(kind, ListOf) and isinstance(step, int)):
+        return kind.inner
     return kind if type(kind) is Kind else None
 
 
@@ -216,8 +214,8 @@ def _entries(kind: Kind) -> Iterator[type[Entry]]:
         yield kind.entry
         for key in kind.entry.keys.values():
             yield from _entries(key.kind)
-    for part in kind.parts():
-        yield from _entries(part)
+    if kind.inner is not None:
+        yield from _entries(kind.inner)
 
 
 def mapping_schema(entry: type[Entry]) -> dict[str, Any]:
