@@ -34,7 +34,8 @@ _KEPT: Final = frozenset(
     }
 )
 _CUDA: Final = "cuda:"
-_LATEST: Final = -1
+#: The version of a step that uses the latest one.
+LATEST: Final = -1
 #: The fields with the values of a sequence flag.
 _FALSE_TRUE: Final = {"INT32": "int32_false_true", "FP32": "fp32_false_true", "BOOL": "bool_false_true"}
 
@@ -59,7 +60,7 @@ def model_config(spec: ModelSpec, versions: Sequence[int] = ()) -> Any:
         for step in spec.steps:
             maps = {"input_map": dict(step.inputs), "output_map": dict(step.outputs)}
             config.ensemble_scheduling.step.add(
-                model_name=step.model, model_version=step.version or _LATEST, **maps
+                model_name=step.model, model_version=step.version or LATEST, **maps
             )
     elif spec.in_sequences:
         states = list(config.sequence_batching.state)
@@ -137,6 +138,12 @@ def _plain_value(field: Any, value: Any) -> Any:
 
 def _data_type(datatype: str) -> str:
     return "TYPE_STRING" if datatype == BYTES else f"TYPE_{datatype}"
+
+
+def datatype(number: int) -> str:
+    """Return the v2 datatype of a ``DataType``."""
+    name: str = pb.DataType.Name(number).removeprefix("TYPE_")
+    return BYTES if name == "STRING" else name
 
 
 def _instance_groups(model_name: str, instances: tuple[InstanceSpec, ...]) -> Iterator[Any]:

@@ -26,7 +26,7 @@ from gpuserve.config.triton.pbtxt import EntryDraft, Pbtxt, Treatment, findings,
 from gpuserve.config.yaml_document import Path
 from gpuserve.devices.names import CPU, EVERY_GPU, TOGETHER, gpu_name
 from gpuserve.model.spec import CORRID, DIRECT, OLDEST, BatchingSpec, QueueSpec, SequenceBatching
-from gpuserve.model.triton_config import options_of, plain
+from gpuserve.model.triton_config import LATEST, datatype, options_of, plain
 
 _KIND: Final = pb.ModelInstanceGroup.Kind
 
@@ -123,7 +123,6 @@ def _warmup_input(draft: EntryDraft, given: Any, origin: Path, folder: ModelFold
     return entry
 
 
-_LATEST: Final = -1
 #: Fields of sequence batching that say when a batch is formed, or when a sequence ends without a request.
 _WITHOUT_ITERATIONS: Final = (
     ("max_sequence_idle_microseconds",),
@@ -149,7 +148,7 @@ def schedule(draft: EntryDraft) -> None:
                     "model": one.model_name,
                     "inputs": dict(sorted(one.input_map.items())),
                     "outputs": dict(sorted(one.output_map.items())),
-                    **({} if one.model_version in {_LATEST, 0} else {"version": one.model_version}),
+                    **({} if one.model_version in {LATEST, 0} else {"version": one.model_version}),
                 }
                 for one in draft.message.ensemble_scheduling.step
             ]
@@ -255,11 +254,6 @@ def _control(draft: EntryDraft, given: Any, origin: Path, number: int) -> dict[s
         values = [_rounded(one) for one in getattr(control, field)]
         entry |= {"dtype": _FLAGS[field], "false_true": values}
     return entry
-
-
-def datatype(number: int) -> str:
-    name: str = pb.DataType.Name(number).removeprefix("TYPE_")
-    return "BYTES" if name == "STRING" else name
 
 
 #: The version of an ensemble without a version folder: an ensemble has no file to put into the folder.

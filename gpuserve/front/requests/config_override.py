@@ -21,7 +21,7 @@ from gpuserve.devices.names import CPU, EVERY_GPU, TOGETHER, gpu_name
 from gpuserve.front.requests.limits import shown
 from gpuserve.model.options import rows
 from gpuserve.model.spec import BatchingSpec, ModelSpec, QueueSpec
-from gpuserve.model.triton_config import BACKEND, model_config, options_of
+from gpuserve.model.triton_config import BACKEND, datatype, model_config, options_of
 
 _MAX_DEPTH: Final = 50
 _MAX_DETAIL: Final = 200
@@ -97,18 +97,13 @@ def _check_parts(model: str, config: Any, now: Any, field: str) -> None:
 
 def _inputs(model: str, config: Any) -> list[tuple[str, str, tuple[int, ...], bool, bool]]:
     return [
-        (one.name, _datatype(one), tuple(one.dims), one.optional, one.allow_ragged_batch)
+        (one.name, datatype(one.data_type), tuple(one.dims), one.optional, one.allow_ragged_batch)
         for one in config.input
     ]
 
 
 def _outputs(model: str, config: Any) -> list[tuple[str, str, tuple[int, ...], bool, bool]]:
-    return [(one.name, _datatype(one), tuple(one.dims), False, False) for one in config.output]
-
-
-def _datatype(tensor: Any) -> str:
-    name: str = pb.DataType.Name(tensor.data_type).removeprefix("TYPE_")
-    return "BYTES" if name == "STRING" else name
+    return [(one.name, datatype(one.data_type), tuple(one.dims), False, False) for one in config.output]
 
 
 def _version_policy(model: str, config: Any) -> dict[str, Any]:
