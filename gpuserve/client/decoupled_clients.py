@@ -53,11 +53,7 @@ class DecoupledModelClient(SyncClient):
     def infer_batch(
         self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> Generator[Arrays, None, None]:
-        """Infer a batch; otherwise as ``infer_sample``.
-
-        Raises:
-            ClientModelDoesntSupportBatchingError: if the model does not batch.
-        """
+        """Infer a batch, as ``infer_sample``; raise ClientModelDoesntSupportBatchingError without batches."""
         return self._start(inputs, named_inputs, parameters, headers, sample=False)
 
     def close(self) -> None:
@@ -165,23 +161,13 @@ class AsyncioDecoupledModelClient(AsyncioClient):
     def infer_sample(
         self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> AsyncGenerator[Arrays, None]:
-        """Infer one sample, and return a generator of the responses as they come. Closing it cancels the
-        request.
-
-        Raises:
-            ClientValueError, ClientInferenceServerError, ClientClosedError: as ``ModelClient.infer_sample``.
-            ClientTimeoutError: if a response did not come in time, or the model did not become ready.
-        """
+        """Infer one sample, as ``DecoupledModelClient.infer_sample``."""
         return self._responses(inputs, named_inputs, parameters, headers, sample=True)
 
     def infer_batch(
         self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> AsyncGenerator[Arrays, None]:
-        """Infer a batch; otherwise as ``infer_sample``.
-
-        Raises:
-            ClientModelDoesntSupportBatchingError: if the model does not batch.
-        """
+        """Infer a batch, as ``DecoupledModelClient.infer_batch``."""
         return self._responses(inputs, named_inputs, parameters, headers, sample=False)
 
     async def _responses(self, *call: Any, sample: bool) -> AsyncGenerator[Arrays, None]:

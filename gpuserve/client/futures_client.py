@@ -94,7 +94,7 @@ class FuturesModelClient(AnyClient):
     def infer_batch(
         self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> Future[Arrays]:
-        """Infer a batch. The future has the result or the exception of ``ModelClient.infer_batch``."""
+        """Infer a batch, as ``infer_sample``."""
         more = {**named_inputs, "parameters": parameters, "headers": headers}
         return self._submit(lambda client: client.infer_batch(*inputs, **more))
 

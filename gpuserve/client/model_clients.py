@@ -117,10 +117,8 @@ class ModelClient(SyncClient):
     def infer_batch(
         self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> Arrays:
-        """Infer a batch: axis 0 of every input and output is the batch. Otherwise as ``infer_sample``.
-
-        Raises:
-            ClientModelDoesntSupportBatchingError: if the model does not batch.
+        """Infer a batch: axis 0 of every input and output is the batch. Otherwise as ``infer_sample``; raise
+        ClientModelDoesntSupportBatchingError if the model does not batch.
         """
         return run_blocking(self._infer(inputs, named_inputs, parameters, headers, sample=False))
 
@@ -199,7 +197,7 @@ class AsyncioModelClient(AsyncioClient):
     async def infer_sample(
         self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> Arrays:
-        """As ``ModelClient.infer_sample``."""
+        """Infer one sample, as ``ModelClient.infer_sample``."""
         return await self._infer(inputs, named_inputs, parameters, headers, sample=True)
 
     async def infer_batch(

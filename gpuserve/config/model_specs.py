@@ -24,7 +24,6 @@ from gpuserve.model.declaration import (
     Tensor,
     WarmupInput,
     labels_from,
-    labels_in,
     tensor_specs,
 )
 from gpuserve.model.options import declared, rows
@@ -189,4 +188,4 @@ def _labels(output: OutputEntry, base_dir: str) -> tuple[str, ...]:
     if output.label_filename is None:
         return labels_from(output.labels or ())
     with open(os.path.join(base_dir, output.label_filename), encoding="utf-8") as file:
-        return labels_in(file.read())
+        return labels_from(file.read().splitlines())

@@ -9,7 +9,6 @@ different calls. Annotations are read at the first call, when all their names ex
 from __future__ import annotations
 
 import enum
-import functools
 import inspect
 import types
 import typing
@@ -49,6 +48,7 @@ from gpuserve.decorators.wrapping import (
     F,
     RequestError,
     checked_function,
+    hints_of,
     is_misfit,
     mark_argument_form,
     misfit,
@@ -60,7 +60,6 @@ from gpuserve_worker.inference.inference_request import (
     BatchedOutputs,
     Request,
     accept_batch,
-    function_of,
 )
 from gpuserve_worker.inference.ragged import Axes
 
@@ -122,7 +121,7 @@ def requested_parameters(function: Any) -> dict[str, RequestedParameter]:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # written in C without a signature
         return {}
-    hints = _hints(function)
+    hints = hints_of(function)
     return {
         name: RequestedParameter(name, parameter_kind(name, hints[name]), parameters[name].default)
         for name in parameters
@@ -134,17 +133,6 @@ def without(
     asked: Mapping[str, RequestedParameter], given: Mapping[str, Any]
 ) -> dict[str, RequestedParameter]:
     return {name: one for name, one in asked.items() if name not in given}
-
-
-def _hints(function: Any) -> dict[str, Any]:
-    while isinstance(function, functools.partial):
-        function = function.func
-    try:
-        return typing.get_type_hints(inspect.unwrap(function_of(function) or function), include_extras=True)
-    except (
-        Exception
-    ):  # annotations are code of the user's; where tensors are in them that is told at the start
-        return {}
 
 
 def parameter_kind(name: str, hint: Any) -> type:

@@ -7,7 +7,6 @@ Under ``@batch`` such an input or output is a list with one object for each row,
 from __future__ import annotations
 
 import collections.abc
-import functools
 import io
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from gpuserve.decorators.wrapping import RequestError
-from gpuserve_worker.inference.inference_request import Batch, function_of
+from gpuserve.decorators.wrapping import RequestError, hints_of
+from gpuserve_worker.inference.inference_request import Batch
 
 _STREAMS: Final = (
     collections.abc.Iterator, collections.abc.Iterable, collections.abc.Generator,
@@ -126,13 +125,7 @@ class Coding(NamedTuple):
 
 def coding_of(function: Any) -> Coding | None:
     """Return the codecs in the annotations of a function, or None if it has none."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = function_of(function) or function
-    try:
-        hints = typing.get_type_hints(function, include_extras=True)
-    except Exception:  # annotations are user code; the description of the model reports their errors
-        return None
+    hints = hints_of(function)
     returned = hints.pop("return", None)
     while typing.get_origin(returned) in _STREAMS:
         returned = typing.get_args(returned)[0]

@@ -9,6 +9,7 @@ import enum
 import functools
 import inspect
 import os
+import typing
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import CodeType
@@ -162,6 +163,16 @@ def argument_form_of(called: Any) -> str | None:
         called = called.func
     form: str | None = getattr(called, _FORM, None) or getattr(function_of(called), _FORM, None)
     return form
+
+
+def hints_of(function: Any) -> dict[str, Any]:
+    """Return the annotations of a callable as objects, or {} if they cannot be evaluated."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    try:
+        return typing.get_type_hints(inspect.unwrap(function_of(function) or function), include_extras=True)
+    except Exception:  # annotations are user code; the description of the model reports their errors
+        return {}
 
 
 def wraps(function: F) -> Callable[[InferenceCallable], F]:

@@ -285,25 +285,19 @@ def _tensor_spec(tensor: Tensor, default_name: str, array: str | None) -> Tensor
         raise BindError(f"Tensor {default_name}: name must be a non-empty string, got {name!r}")
     try:
         datatype = datatype_of(tensor.dtype)
-    except ValueError as error:
-        raise BindError(f"Tensor {name!r}: {error}") from None
-    try:
-        shape = tuple(operator.index(dim) for dim in tensor.shape)
-    except TypeError:
-        shape = (-2,)
-    if any(dim < -1 for dim in shape):
-        raise BindError(
-            f"Tensor {name!r}: shape must be a tuple of integers of at least 0, or -1 for any size, "
-            f"got {tensor.shape!r}"
-        )
-    problem = memory_problem(tensor.memory, datatype, array)
-    if problem is not None:
-        raise BindError(f"Tensor {name!r}: {problem}")
-    memory = input_memory(tensor.memory, datatype, array)
-    try:
+        try:
+            shape = tuple(operator.index(dim) for dim in tensor.shape)
+        except TypeError:
+            shape = (-2,)
+        if any(dim < -1 for dim in shape):
+            expected = "a tuple of integers of at least 0, or -1 for any size"
+            raise ValueError(f"shape must be {expected}, got {tensor.shape!r}")
+        if problem := memory_problem(tensor.memory, datatype, array):
+            raise ValueError(problem)
         schema = "" if tensor.schema is None else json_schema(tensor.schema)
     except ValueError as error:
         raise BindError(f"Tensor {name!r}: {error}") from None
+    memory = input_memory(tensor.memory, datatype, array)
     return TensorSpec(name, datatype, shape, bool(tensor.optional), memory, bool(tensor.ragged), schema)
 
 
@@ -317,11 +311,6 @@ def labels_from(given: Any) -> tuple[str, ...]:
         if not isinstance(label, str):
             raise ValueError(f"labels must be texts, but label {position} is {label!r:.100}")
     return tuple(given)
-
-
-def labels_in(text: str) -> tuple[str, ...]:
-    """Return the labels in the text of a file, one per line; raise ValueError if there are too many."""
-    return labels_from(text.splitlines())
 
 
 def label_specs(outputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> tuple[LabelSpec, ...]:

@@ -20,7 +20,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from gpuserve.config.load import Configuration
 from gpuserve.config.precedence import Override
 from gpuserve.config.problems import ConfigProblems, Origin
-from gpuserve.config.triton.load import TritonRepository, load_repository
+from gpuserve.config.triton.load import RepositoryLoader, TritonRepository
 from gpuserve.config.triton.pbtxt import TABLES, YES, Treatment, findings, parse
 from gpuserve.model.spec import ModelSpec
 from gpuserve.model.triton_config import model_config
@@ -43,7 +43,7 @@ def write(repository: Path, name: str, config: str | None, *versions: int, file:
 
 
 def loaded(repository: Path, **environ: str) -> Configuration:
-    return load_repository([str(repository)], environ)
+    return RepositoryLoader([str(repository)], environ, ()).load()
 
 
 def only(repository: Path) -> ModelSpec:
@@ -415,7 +415,7 @@ def test_several_repositories(tmp_path: Path) -> None:
     write(tmp_path / "one", "twice", MODEL)
     write(tmp_path / "two", "b", MODEL)
     write(tmp_path / "two", "twice", MODEL)
-    configuration = load_repository([str(tmp_path / "one"), str(tmp_path / "two")], {})
+    configuration = RepositoryLoader([str(tmp_path / "one"), str(tmp_path / "two")], {}, ()).load()
     assert [one.name for one in configuration.models] == ["a", "b"]
     assert "expected it in one repository" in str(configuration.broken["twice"])
 
@@ -625,7 +625,7 @@ def test_a_wrong_flag_stops_all(tmp_path: Path) -> None:
     write(tmp_path, "m", MODEL)
     flag = Override(("server", "http_port"), "x", "--http-port", Origin.FLAG)
     with pytest.raises(ConfigProblems, match="--http-port"):
-        load_repository([str(tmp_path)], {}, [flag])
+        RepositoryLoader([str(tmp_path)], {}, [flag]).load()
 
 
 # ---- read again --------------------------------------------------------------------------------------------

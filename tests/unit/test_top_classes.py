@@ -13,7 +13,7 @@ from gpuserve import Tensor
 from gpuserve.core.errors import BindError, InvalidArgument
 from gpuserve.front.requests.classification import MAX_ELEMENTS, classify, labels_of, top_classes
 from gpuserve.front.requests.inference import InferResponse, OutputTensor
-from gpuserve.model.declaration import label_specs, labels_in, tensor_specs
+from gpuserve.model.declaration import label_specs, tensor_specs
 from gpuserve.model.spec import InstanceSpec, LabelSpec, ModelSpec, StepSpec
 from gpuserve.model.triton_config import model_config
 from gpuserve_worker.protocol.tensor import TensorSpec, bytes_array
@@ -136,10 +136,6 @@ def test_a_response_without_classes_is_closed() -> None:
 
 
 # ---- labels ------------------------------------------------------------------------------
-
-
-def test_labels_of_a_file_are_its_lines() -> None:
-    assert labels_in("cat\ndog\r\n\nbird\n") == ("cat", "dog", "", "bird")
 
 
 def test_the_model_config_names_the_file() -> None:

@@ -122,16 +122,6 @@ _SERVER: Final = {"exit_on_error": False}
 Broken: TypeAlias = dict[str, list[Problem]]
 
 
-def load_repository(
-    paths: Sequence[str],
-    environ: Mapping[str, str],
-    flags: Sequence[Override] = (),
-    devices: ServerDevices | None = None,
-) -> Configuration:
-    """Return the configuration of repositories, also with ``broken`` models; raise ConfigProblems."""
-    return RepositoryLoader(paths, environ, flags, devices).load()
-
-
 class RepositoryLoader:
     """A loader of model repositories under the environment and the flags of a server."""
 
@@ -376,5 +366,5 @@ def load_target(
     if is_callable_path(target):
         return load_callable(target, model or CallableFlags(), server, environ)
     if os.path.isdir(target):
-        return load_repository([target], environ, server)
+        return RepositoryLoader([target], environ, server).load()
     return load_file(target, environ, server)
