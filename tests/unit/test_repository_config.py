@@ -125,8 +125,8 @@ def test_a_field_that_is_not_honoured_is_found_where_it_stands(
     text: str, place: tuple[str | int, ...], treatment: Treatment
 ) -> None:
     pbtxt = parse(text)
-    (found,) = findings(pbtxt.message)
-    assert (found.path, found.rule.treatment) == (place, treatment)
+    ((path, rule),) = findings(pbtxt.message)
+    assert (path, rule.treatment) == (place, treatment)
     assert pbtxt.has(*place)
 
 
