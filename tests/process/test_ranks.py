@@ -11,9 +11,10 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import bound
 import numpy as np
@@ -75,43 +76,77 @@ def pids(directory: Path) -> list[int]:
 
 
 def instance(server: OperatedServer) -> dict[str, Any]:
-    (model,) = status(server.addresses["HTTP"])["models"]
-    (row,) = model["instances"]
+    models = {one["name"]: one for one in status(server.addresses["HTTP"])["models"]}
+    (row,) = models["m"]["instances"]
     return dict(row)
 
 
-def test_every_rank_computes_each_batch(tmp_path: Path) -> None:
-    with OperatedServer(written(tmp_path, entry(tmp_path))) as server:
-        server.wait_ready()
-        assert infer(server, [1, 2, 3]).output("y") == [SUM, 2 * SUM, 3 * SUM]
-        large = np.arange(1 << 18, dtype=np.float32)
-        assert infer(server, large).output("y")[-1] == SUM * ((1 << 18) - 1)
-        wait_until(
-            lambda: server.metric("gpuserve_arena_blocks", model="m") == 0, "the inputs of all ranks are free"
-        )
-        assert sorted(server.workers) == sorted(pids(tmp_path))
-        row = instance(server)
-        assert (row["ranks"], row["pids"]) == (RANKS, tuple(pids(tmp_path)))
-        places = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(RANKS)]
-        assert [one["LOCAL_RANK"] for one in places] == ["0", "1", "2"]
-        assert {one["LOCAL_WORLD_SIZE"] for one in places} == {"3"}
-        assert server.end() == 0
-        assert all((tmp_path / f"closed-{rank}").exists() for rank in range(RANKS))
+class Served(NamedTuple):
+    """A server of ``m`` and of an ensemble ``both`` that runs ``m`` twice, and the folder of the ranks."""
+
+    server: OperatedServer
+    folder: Path
 
 
-def test_a_call_that_raises_in_every_rank_fails_its_requests_only(tmp_path: Path) -> None:
-    with OperatedServer(written(tmp_path, entry(tmp_path))) as server:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("ranks")
+    tensors = {key: entry(folder)[key] for key in ("inputs", "outputs", "max_batch_size")}
+    steps = [{"model": "m", "inputs": {"x": source}, "outputs": {"y": to}} for source, to in ("xh", "hy")]
+    ensemble = {"name": "both", **tensors, "ensemble": {"steps": steps}}
+    with OperatedServer(written(folder, entry(folder), ensemble)) as server:
         server.wait_ready()
-        before = pids(tmp_path)
-        for _ in range(2):
-            refused = infer(server, [FAULT, ALL, REFUSED])
-            assert (refused.status, refused.error) == (500, "this rank does not like it")
-        assert infer(server, [1]).output("y") == [SUM]
-        time.sleep(
-            0
-        )  # the time within which ranks must agree is over when the last request of a test is answered
-        assert pids(tmp_path) == before
+        yield Served(server, folder)
         assert server.end() == 0
+
+
+def test_every_rank_computes_each_batch(served: Served) -> None:
+    server, folder = served
+    assert infer(server, [1, 2, 3]).output("y") == [SUM, 2 * SUM, 3 * SUM]
+    large = np.arange(1 << 18, dtype=np.float32)
+    assert infer(server, large).output("y")[-1] == SUM * ((1 << 18) - 1)
+    wait_until(
+        lambda: server.metric("gpuserve_arena_blocks", model="m") == 0, "the inputs of all ranks are free"
+    )
+    assert sorted(server.workers) == sorted(pids(folder))
+    row = instance(server)
+    assert (row["ranks"], row["pids"]) == (RANKS, tuple(pids(folder)))
+    places = [json.loads((folder / f"rank-{rank}").read_text()) for rank in range(RANKS)]
+    assert [one["LOCAL_RANK"] for one in places] == ["0", "1", "2"]
+    assert {one["LOCAL_WORLD_SIZE"] for one in places} == {"3"}
+
+
+def test_a_call_that_raises_in_every_rank_fails_its_requests_only(served: Served) -> None:
+    server, folder = served
+    before = pids(folder)
+    for _ in range(2):
+        refused = infer(server, [FAULT, ALL, REFUSED])
+        assert (refused.status, refused.error) == (500, "this rank does not like it")
+    assert infer(server, [1]).output("y") == [SUM]
+    assert pids(folder) == before
+
+
+def test_an_ensemble_gives_all_ranks_what_another_model_computed(served: Served) -> None:
+    for _ in range(3):
+        answer = infer(served.server, np.full(1 << 18, 2, np.float32), model="both")
+        assert answer.output("y")[-1] == 2 * SUM * SUM
+
+
+def test_all_ranks_get_the_same_copy_of_a_clients_region(served: Served) -> None:
+    region, nbytes = Path(f"/dev/shm/ranks-{os.getpid()}"), 4 << 18
+    region.write_bytes(np.full(1 << 18, 2, np.float32).tobytes())
+    try:
+        with served.server.client() as client:
+            place = {"key": f"/{region.name}", "offset": 0, "byte_size": nbytes}
+            client.post("/v2/systemsharedmemory/region/r/register", place)
+            tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1 << 18]}
+            tensor["parameters"] = {"shared_memory_region": "r", "shared_memory_byte_size": nbytes}
+            for _ in range(3):
+                answer = client.post("/v2/models/m/infer", {"inputs": [tensor]})
+                assert answer.output("y")[-1] == 2 * SUM
+            client.post("/v2/systemsharedmemory/region/r/unregister", {})
+    finally:
+        region.unlink()
 
 
 @pytest.mark.parametrize(
@@ -172,37 +207,6 @@ def test_ranks_outlive_their_front(tmp_path: Path) -> None:
         assert server.end() == 0
 
 
-def test_an_ensemble_gives_all_ranks_what_another_model_computed(tmp_path: Path) -> None:
-    tensors = {key: entry(tmp_path)[key] for key in ("inputs", "outputs", "max_batch_size")}
-    steps = [{"model": "m", "inputs": {"x": source}, "outputs": {"y": to}} for source, to in ("xh", "hy")]
-    ensemble = {"name": "both", **tensors, "ensemble": {"steps": steps}}
-    with OperatedServer(written(tmp_path, entry(tmp_path), ensemble)) as server:
-        server.wait_ready()
-        for _ in range(3):
-            answer = infer(server, np.full(1 << 18, 2, np.float32), model="both")
-            assert answer.output("y")[-1] == 2 * SUM * SUM
-        assert server.end() == 0
-
-
-def test_all_ranks_get_the_same_copy_of_a_clients_region(tmp_path: Path) -> None:
-    region, nbytes = Path(f"/dev/shm/ranks-{os.getpid()}"), 4 << 18
-    region.write_bytes(np.full(1 << 18, 2, np.float32).tobytes())
-    try:
-        with OperatedServer(written(tmp_path, entry(tmp_path))) as server:
-            server.wait_ready()
-            with server.client() as client:
-                place = {"key": f"/{region.name}", "offset": 0, "byte_size": nbytes}
-                client.post("/v2/systemsharedmemory/region/r/register", place)
-                tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1 << 18]}
-                tensor["parameters"] = {"shared_memory_region": "r", "shared_memory_byte_size": nbytes}
-                for _ in range(3):
-                    answer = client.post("/v2/models/m/infer", {"inputs": [tensor]})
-                    assert answer.output("y")[-1] == 2 * SUM
-            assert server.end() == 0
-    finally:
-        region.unlink()
-
-
 def test_a_reload_replaces_all_ranks(tmp_path: Path) -> None:
     file = written(tmp_path, entry(tmp_path))
     with OperatedServer(file) as server:
@@ -213,7 +217,11 @@ def test_a_reload_replaces_all_ranks(tmp_path: Path) -> None:
         wait_until(lambda: infer(server, [1]).output("y") == [2 * SUM], "the new model")
         assert not wait_ended(before, 10.0)
         assert len(server.workers) == RANKS
+        closed = [tmp_path / f"closed-{rank}" for rank in range(RANKS)]
+        for one in closed:
+            one.unlink()  # by the ranks that were replaced
         assert server.end() == 0
+        assert all(one.exists() for one in closed)
 
 
 def dozing(directory: Path) -> dict[str, Any]:
