@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -104,3 +105,46 @@ def test_a_turn_of_the_event_loop_accepts_several_connections() -> None:
         return n_turns
 
     assert uvloop.run(count_turns()) < n_clients / 4
+
+
+def test_only_a_burst_of_connections_has_several_servers() -> None:
+    """A connection wakes all servers of its listener, of which a lone connection needs one."""
+
+    async def check() -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=64) as listener, ExitStack() as clients:
+            admission = Admission()
+            connections = Connections(admission)
+            handlers = {os.dup(listener.fileno()): mock.Mock()}
+            server = NativeServer(handlers, AsyncRequests(), connections, admission)
+            await server.start()
+
+            async def connect(n_clients: int) -> None:
+                expected = len(connections.members) + n_clients
+                for _ in range(n_clients):
+                    clients.enter_context(socket.create_connection(listener.getsockname()))
+                while len(connections.members) < expected:  # noqa: ASYNC110 - nothing tells of a connection
+                    await asyncio.sleep(0)
+
+            n_at_rest = n_descriptors_of(listener)
+            await connect(1)
+            assert n_descriptors_of(listener) == n_at_rest
+            await connect(64)
+            assert n_descriptors_of(listener) > n_at_rest
+            async with asyncio.timeout(30):
+                while n_descriptors_of(listener) > n_at_rest:  # noqa: ASYNC110 - the servers end by a timer
+                    await asyncio.sleep(0.01)
+            await connect(1)
+            assert n_descriptors_of(listener) == n_at_rest
+            await server.stop()
+
+    uvloop.run(check())
+
+
+def n_descriptors_of(listener: socket.socket) -> int:
+    """Return how many descriptors of this process are of the same socket."""
+    name = os.readlink(f"/proc/self/fd/{listener.fileno()}")
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the folder's own descriptor
+            names.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return names.count(name)

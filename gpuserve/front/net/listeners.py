@@ -11,10 +11,12 @@ import asyncio
 import os
 import socket
 import ssl
+import sys
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from gpuserve.config.settings.tls import TlsFiles
 from gpuserve.front.net.admission import Admission, source_of
@@ -98,6 +100,69 @@ class Acceptor:
         finally:
             self._spare.hold()
         return True
+
+
+# ---- without TLS ---------------------------------------------------------------------------------
+
+#: A listener whose queue has so many connections after one was accepted has a burst.
+_BURST: Final = 2
+#: Seconds in which a burst is served. A longer burst begins anew.
+_BURST_S: Final = 1.0
+#: The bytes of ``struct tcp_info`` with the length of a listener's queue.
+_QUEUE_LENGTH: Final = slice(24, 28)
+
+
+class PlainListener:
+    """A listening socket without TLS: one server of asyncio, and up to ``n_servers`` during a burst.
+
+    libuv accepts one connection of each server in a turn of the event loop, and a turn for each connection
+    makes batches of one request. A connection wakes all servers of its socket, so that a lone connection
+    would pay for those that have nothing to accept. The queue of a unix socket has no length that could be
+    asked for, so such a socket always has all servers.
+    """
+
+    def __init__(self, fd: int, make_connection: Callable[[], Connection], n_servers: int) -> None:
+        self._listener = duplicate_listener(fd)
+        self._make_connection = make_connection
+        self._is_unix = self._listener.family == socket.AF_UNIX
+        self._n_servers = n_servers
+        self._loop = asyncio.get_running_loop()
+        self._servers: list[asyncio.Server] = []
+        self._burst: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        await self._add(self._servers, self._n_servers if self._is_unix else 1)
+
+    def close(self) -> None:
+        if self._burst is not None:
+            self._burst.cancel()
+        for server in self._servers:
+            server.close()
+        self._listener.close()
+
+    async def _add(self, servers: list[asyncio.Server], count: int) -> None:
+        create: Any = self._loop.create_unix_server if self._is_unix else self._loop.create_server
+        for _ in range(count):
+            listener = duplicate_listener(self._listener.fileno())
+            servers.append(await create(self._on_accepted, sock=listener, backlog=BACKLOG))
+
+    def _on_accepted(self) -> Connection:
+        if self._burst is None and not self._is_unix:
+            info = self._listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _QUEUE_LENGTH.stop)
+            if int.from_bytes(info[_QUEUE_LENGTH], sys.byteorder) >= _BURST:
+                self._burst = self._loop.create_task(self._serve_burst())
+        return self._make_connection()
+
+    async def _serve_burst(self) -> None:
+        servers: list[asyncio.Server] = []
+        try:
+            with suppress(OSError):  # no descriptor is left, and the servers that exist go on
+                await self._add(servers, self._n_servers - 1)
+            await asyncio.sleep(_BURST_S)
+        finally:
+            for server in servers:
+                server.close()
+            self._burst = None
 
 
 # ---- TLS -----------------------------------------------------------------------------------------

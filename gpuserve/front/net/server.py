@@ -7,9 +7,8 @@ import asyncio
 import math
 import os
 import random
-import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -20,7 +19,13 @@ from gpuserve.front.net.connection import Connection, LoopBudget
 from gpuserve.front.net.exchange import RequestHandler
 from gpuserve.front.net.http1_protocol import Http1
 from gpuserve.front.net.http2_protocol import Http2
-from gpuserve.front.net.listeners import BACKLOG, TlsHandshakes, TlsListener, duplicate_listener, tls_context
+from gpuserve.front.net.listeners import (
+    PlainListener,
+    TlsHandshakes,
+    TlsListener,
+    duplicate_listener,
+    tls_context,
+)
 
 
 class IngressCounts(NamedTuple):
@@ -257,8 +262,7 @@ class Connections:
 
 #: Turns of the event loop in which asyncio accepts a socket, or makes the connection of an accepted one.
 _ACCEPT_TURNS: Final = 3
-#: asyncio servers of one listener. libuv accepts one connection of each in a turn of the event loop, and a
-#: turn for each connection makes batches of one request.
+#: The most asyncio servers of one listener.
 _ACCEPTORS: Final = 16
 #: At most one server for so many descriptors that the process may have.
 _ACCEPTOR_DESCRIPTORS: Final = 256
@@ -289,10 +293,10 @@ class NativeServer(ProtocolServer):
         self._admission = admission
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._servers: list[asyncio.Server | TlsListener] = []
+        self._servers: list[PlainListener | TlsListener] = []
 
     async def start(self) -> None:
-        self._servers = [server for one in self._listeners.items() for server in await self._listen(*one)]
+        self._servers = [await self._listen(*one) for one in self._listeners.items()]
         self._connections.open()
 
     async def stop_accepting(self) -> None:
@@ -332,14 +336,13 @@ class NativeServer(ProtocolServer):
         await self._connections.close()
         await self._requests.stop()
 
-    async def _listen(self, fd: int, handler: RequestHandler) -> Sequence[asyncio.Server | TlsListener]:
+    async def _listen(self, fd: int, handler: RequestHandler) -> PlainListener | TlsListener:
         factory = self._connections.connection_factory(handler)
         if self._tls is not None:
             handshakes = TlsHandshakes(factory, self._admission, tls_context(self._tls))
             self._connections.pending.append(handshakes)
-            return [TlsListener(duplicate_listener(fd), handshakes, self._admission)]
+            return TlsListener(duplicate_listener(fd), handshakes, self._admission)
         n_acceptors = min(_ACCEPTORS, 1 + self._admission.n_descriptors // _ACCEPTOR_DESCRIPTORS)
-        listeners = [duplicate_listener(fd) for _ in range(n_acceptors)]
-        is_unix = listeners[0].family == socket.AF_UNIX
-        create: Any = self._loop.create_unix_server if is_unix else self._loop.create_server
-        return [await create(factory, sock=one, backlog=BACKLOG) for one in listeners]
+        listener = PlainListener(fd, factory, n_acceptors)
+        await listener.open()
+        return listener
