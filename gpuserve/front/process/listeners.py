@@ -49,6 +49,10 @@ Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
 _INGRESS_FIELDS: Final = ("number", "pid", "state", "connections", "requests", "cpu_s", "restarts")
 
 
+#: Path prefixes of requests that may stay open while the server is idle.
+_NO_WORK: Final = (HEALTH_WATCH, ADMIN_PREFIX, DASHBOARD_PREFIX)
+
+
 class FrontListeners:
     """The transports of a front, none before ``open``. Calls go to all of them; see ``ProtocolServer``."""
 
@@ -71,10 +75,6 @@ class FrontListeners:
     async def open(self, listeners: dict[str, int]) -> None:
         """Accept connections on the listeners: descriptors by role ("http", "grpc", "metrics", "health")."""
         service, settings = self._service, self._settings
-        grpc_port = None
-        if settings.transport == GRPCIO and "grpc" in listeners:
-            with socket.socket(fileno=os.dup(listeners.pop("grpc"))) as listener:
-                grpc_port = int(listener.getsockname()[1])
         service.metrics_page.add(lambda: connection_families(self._admission, tuple(self.ingresses())))
         service.metrics_page.add(lambda: intake_families(service.intake, tuple(self.ingresses())))
         if self._live is not None:
@@ -82,9 +82,7 @@ class FrontListeners:
                 "connections": self.n_connections,
                 "doors": [dict(zip(_INGRESS_FIELDS, one, strict=True)) for one in self.door_rows()],
             }
-        self._transports += transports(
-            service, settings, listeners, grpc_port, self._admission, self._notify_supervisor, self._live
-        )
+        self._transports += self._make_transports(dict(listeners))
         for transport in self._transports:
             await transport.start()
         files = tls_files(settings)
@@ -149,109 +147,77 @@ class FrontListeners:
         for transport in self._transports:
             await transport.renew()
 
+    # ---- transports ---------------------------------------------------------------------------
 
-# ---- transports ----------------------------------------------------------------------------------
+    def _make_transports(self, listeners: dict[str, int]) -> Iterator[ProtocolServer]:
+        settings, files = self._settings, tls_files(self._settings)
+        if settings.transport == GRPCIO and "grpc" in listeners:
+            yield self._grpc_aio(listeners.pop("grpc"))
+        if settings.ingress_processes > 1:
+            fds = {role: fd for role, fd in listeners.items() if role in {"http", "grpc"}}
+            if fds:
+                yield self._ingress_monitor(fds)
+            listeners = {role: fd for role, fd in listeners.items() if role not in fds}
+        for tls in (files, None) if files else (None,):
+            fds = {
+                role: fd for role, fd in listeners.items() if role != "health" and self._tls_of(role) == tls
+            }
+            if fds:
+                yield self._native(fds, tls)
+        if "health" in listeners:
+            yield HealthPort(self._service, listeners["health"])
 
-#: Path prefixes of requests that may stay open while the server is idle.
-_NO_WORK = (HEALTH_WATCH, ADMIN_PREFIX, DASHBOARD_PREFIX)
+    def _ingress_monitor(self, fds: Mapping[str, int]) -> IngressMonitor:
+        service, settings, requests = self._service, self._settings, AsyncRequests(self._service.intake)
+        http, grpc = router.make_handlers(service, settings, requests, self._admission, self._live)
+        ingresses = IngressMonitor(
+            {fd: self._tls_of(role) is not None for role, fd in fds.items()},
+            partial(IngressSession, service, router.RequestRouter(grpc, http).accept),
+            requests,
+            self._admission,
+            IngressSetup(settings.to_wire(), 0, _NO_WORK, {}),
+            tls_files(settings),
+            service.events.publish,
+            lambda number: self._notify_supervisor(StartIngress(number)),
+        )
+        service.control.log.subscribe(ingresses.log_as)
+        return ingresses
 
+    def _native(self, fds: Mapping[str, int], tls: TlsFiles | None) -> NativeServer:
+        settings, admission, requests = self._settings, self._admission, AsyncRequests(self._service.intake)
+        http, grpc = router.make_handlers(self._service, settings, requests, admission, self._live)
+        log = AccessLog.of(settings)
+        limit = router.make_rate_limit(settings, admission)
+        accept = with_cors(settings.cors_origins, router.RequestRouter(grpc, http, limit).accept)
+        accept = with_access_log(log, accept)
+        metrics = with_access_log(log, http.accept_metrics)
+        accepts = {fd: metrics if role == "metrics" else accept for role, fd in fds.items()}
+        connections = Connections(admission, settings.max_connection_age_s, _NO_WORK)
+        return NativeServer(accepts, requests, connections, admission, tls)
 
-def transports(
-    service: InferenceService,
-    settings: ServerSettings,
-    listeners: Mapping[str, int],
-    grpc_port: int | None,
-    admission: Admission,
-    notify_supervisor: NotifySupervisor,
-    live: LivePage | None = None,
-) -> list[ProtocolServer]:
-    """Return the transports on the listeners (descriptors by role); ``grpc_port`` is grpc.aio's own port."""
-    found: list[ProtocolServer] = []
-    if settings.transport == GRPCIO and grpc_port is not None:
-        found.append(_grpc_aio(service, settings, grpc_port, admission))
-    if settings.ingress_processes > 1:
-        fds = {role: listeners[role] for role in ("http", "grpc") if role in listeners}
-        if fds:
-            found.append(_ingress_transport(service, settings, fds, admission, notify_supervisor, live))
-        listeners = {role: fd for role, fd in listeners.items() if role not in fds}
-    files = tls_files(settings)
-    for tls in (files, None) if files else (None,):
-        roles = [role for role in listeners if role != "health" and _tls_on(settings, role) == tls]
-        fds = {role: listeners[role] for role in roles}
-        if fds:
-            found.append(_native(service, settings, fds, tls, admission, live))
-    if "health" in listeners:
-        found.append(HealthPort(service, listeners["health"]))
-    return found
+    def _grpc_aio(self, fd: int) -> GrpcAioServer:
+        """Return the grpc.aio transport on the port of a listener. Its package is imported only here."""
+        from gpuserve.front.protocols.grpcio.grpcio_server import GrpcAioServer, GrpcCertificates
 
+        with socket.socket(fileno=os.dup(fd)) as listener:
+            port = listener.getsockname()[1]
+        settings, requests = self._settings, AsyncRequests(self._service.intake)
+        host, tls = settings.host_of("grpc"), self._tls_of("grpc")
+        handler = router.make_grpc_handler(self._service, settings, requests, self._admission)
+        accept = router.grpc_only(handler, router.make_rate_limit(settings, self._admission))
+        return GrpcAioServer(
+            with_access_log(AccessLog.of(settings), accept),
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            settings.max_request_nbytes,
+            settings.grpc_response_compression,
+            None if tls is None else GrpcCertificates(tls),
+            settings.max_connection_age_s,
+            settings.max_connections,
+            settings.idle_timeout_s,
+        )
 
-def _ingress_transport(
-    service: InferenceService,
-    settings: ServerSettings,
-    fds: Mapping[str, int],
-    admission: Admission,
-    notify_supervisor: NotifySupervisor,
-    live: LivePage | None,
-) -> IngressMonitor:
-    requests = AsyncRequests(service.intake)
-    http, grpc = router.make_handlers(service, settings, requests, admission, live)
-    tls = tls_files(settings)
-    speak_tls = {fd: tls is not None and role in settings.tls_ports for role, fd in fds.items()}
-    setup = IngressSetup(settings.to_wire(), 0, _NO_WORK, {})
-    serve = partial(IngressSession, service, router.RequestRouter(grpc, http).accept)
-
-    def ask(number: int) -> None:
-        notify_supervisor(StartIngress(number))
-
-    ingresses = IngressMonitor(speak_tls, serve, requests, admission, setup, tls, service.events.publish, ask)
-
-    service.control.log.subscribe(ingresses.log_as)
-    return ingresses
-
-
-def _native(
-    service: InferenceService,
-    settings: ServerSettings,
-    fds: Mapping[str, int],
-    tls: TlsFiles | None,
-    admission: Admission,
-    live: LivePage | None,
-) -> NativeServer:
-    requests = AsyncRequests(service.intake)
-    http, grpc = router.make_handlers(service, settings, requests, admission, live)
-    log = AccessLog.of(settings)
-    limit = router.make_rate_limit(settings, admission)
-    accept = with_cors(settings.cors_origins, router.RequestRouter(grpc, http, limit).accept)
-    accept = with_access_log(log, accept)
-    metrics = with_access_log(log, http.accept_metrics)
-    accepts = {fd: metrics if role == "metrics" else accept for role, fd in fds.items()}
-    connections = Connections(admission, settings.max_connection_age_s, _NO_WORK)
-    return NativeServer(accepts, requests, connections, admission, tls)
-
-
-def _grpc_aio(
-    service: InferenceService, settings: ServerSettings, port: int, admission: Admission
-) -> GrpcAioServer:
-    """Return the grpc.aio transport on the gRPC port. Its package is imported only here."""
-    from gpuserve.front.protocols.grpcio.grpcio_server import GrpcAioServer, GrpcCertificates
-
-    host, tls = settings.host_of("grpc"), _tls_on(settings, "grpc")
-    handler = router.make_grpc_handler(service, settings, AsyncRequests(service.intake), admission)
-    accept = router.grpc_only(handler, router.make_rate_limit(settings, admission))
-    return GrpcAioServer(
-        with_access_log(AccessLog.of(settings), accept),
-        f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
-        settings.max_request_nbytes,
-        settings.grpc_response_compression,
-        None if tls is None else GrpcCertificates(tls),
-        settings.max_connection_age_s,
-        settings.max_connections,
-        settings.idle_timeout_s,
-    )
-
-
-def _tls_on(settings: ServerSettings, role: str) -> TlsFiles | None:
-    return tls_files(settings) if role in settings.tls_ports else None
+    def _tls_of(self, role: str) -> TlsFiles | None:
+        return tls_files(self._settings) if role in self._settings.tls_ports else None
 
 
 # ---- certificates --------------------------------------------------------------------------------
