@@ -46,6 +46,8 @@ _SPARE_DESCRIPTORS: Final = 256
 #: Clock sources that are read without a system call.
 _QUICK_CLOCKS: Final = frozenset({"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"})
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?(?:>=([0-9.]+))?")
+#: For a process that tries a GPU.
+_PROBE_TIMEOUT_S: Final = 30.0
 #: More than the size of ``struct timex``, whose first member is ``modes``.
 _TIMEX_NBYTES: Final = 256
 #: The result of adjtimex if the clock is not synchronized.
@@ -210,6 +212,25 @@ def _gpu_findings(devices: ServerDevices) -> Iterator[DoctorFinding]:
         yield _warning("gpus", f"{gpus}: {'; '.join(notes)}", "gpuserve devices shows details")
     else:
         yield _ok("gpus", gpus)
+    if inventory.devices and cupy is not None:
+        yield from _sharing_findings()
+
+
+def _sharing_findings() -> Iterator[DoctorFinding]:
+    """Try in a process of its own whether instances can share weights on the first GPU."""
+    import subprocess  # most machines have no GPU
+
+    command = [sys.executable, "-m", "gpuserve_worker.cuda.device.shared_memory"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return  # other findings say more about a GPU that does not answer
+    if done.returncode:
+        lines = [*done.stdout.splitlines(), *done.stderr.splitlines()] or [f"exit status {done.returncode}"]
+        text = f"instances cannot share weights on the GPU, and each has a copy: {lines[-1]}"
+        yield _warning("gpus", text)
+    else:
+        yield _ok("gpus", "instances can share weights on the GPU")
 
 
 def processor_finding(processors: float, of_machine: int) -> DoctorFinding:

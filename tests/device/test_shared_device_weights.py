@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from commands import status
 from gpu_machine import GPU_0, GpuMachine
 from operated import MODELS, InBackground, config
 from processes import wait_until
+from serving import GPUSERVE
 from watched_gpus import QUICKLY, Watched, model
 
 pytest.importorskip("torch")
@@ -224,3 +227,20 @@ def test_the_limit_of_an_instance_counts_the_weights_that_it_shares(
     with Watched(config(tmp_path, given), *QUICKLY) as server:
         server.wait_log(f"gpu_memory_nbytes limits this instance to {NBYTES - 1} bytes on its GPU")
     assert stand_in.shared_nbytes(GPU_0.uuid) == []
+
+
+def test_doctor_tells_whether_instances_can_share_weights(
+    stand_in: GpuMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in stand_in.environ.items():
+        monkeypatch.setenv(name, value)
+
+    def told() -> tuple[str, str]:
+        done = subprocess.run([GPUSERVE, "doctor", "--json"], capture_output=True, text=True, check=False)
+        found = json.loads(done.stdout)["findings"]
+        return next((one["level"], one["text"]) for one in found if "share weights" in one["text"])
+
+    assert told() == ("ok", "instances can share weights on the GPU")
+    stand_in.change_gpu(GPU_0.uuid, virtual_memory=False)
+    level, text = told()
+    assert (level, "does not support virtual memory management" in text) == ("warning", True)

@@ -4,17 +4,28 @@ memory of a worker that has ended without using CUDA.
 
 The addresses of a process stay the same while its model sleeps and no memory is mapped into them, so every
 tensor over them is valid again afterwards.
+
+``python -m gpuserve_worker.cuda.device.shared_memory`` tries this on the first device, and prints why not.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, DRIVER, Copy, CudaError, Runtime
+from gpuserve_worker.cuda.device.runtime import (
+    DEFAULT_STREAM,
+    DRIVER,
+    Copy,
+    CudaError,
+    CudaUnavailable,
+    Runtime,
+    load_runtime,
+)
 from gpuserve_worker.memory.device_copies import Source
 from gpuserve_worker.protocol.sealed_memory import DeviceMemory
 
@@ -224,3 +235,16 @@ class SharedDeviceMemory:
         function: Callable[..., int] = getattr(self._driver, name)
         if status := int(function(*arguments)):
             raise CudaError(status, f"{name} failed with CUDA error {status}")
+
+
+def main() -> int:
+    try:
+        SharedDeviceMemory(load_runtime(), 0)
+    except (CudaError, CudaUnavailable, AttributeError) as error:
+        sys.stdout.write(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
