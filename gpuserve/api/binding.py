@@ -19,7 +19,7 @@ from gpuserve.model.build import (
 )
 from gpuserve.model.declaration import ModelConfig, Tensor, array_kind, device_problem
 from gpuserve.model.options import checked, rows
-from gpuserve.model.rules import check_ranks, check_sequences, value_errors_as_bad_config
+from gpuserve.model.rules import check_gpu_shares, check_ranks, check_sequences, value_errors_as_bad_config
 from gpuserve.model.spec import (
     SHUTDOWN,
     BatchingSpec,
@@ -49,6 +49,7 @@ def model_spec(
     on_unrecoverable: str = SHUTDOWN,
     device: str | Sequence[str] = CPU,
     ranks: int = 1,
+    gpu_share: float = 0.0,
 ) -> ModelSpec:
     """Return the ``ModelSpec`` for the arguments of ``bind()``. Raise BindError if an argument is invalid."""
     check_model_name(model_name)
@@ -72,6 +73,7 @@ def model_spec(
         for key, one in given.items():
             options[key] = checked(rows(ModelSpec)[key], one, names.get(key, key))
         ranks = checked(rows(DeclaredInstances)["ranks"], ranks, "ranks")
+        gpu_share = checked(rows(DeclaredInstances)["gpu_share"], gpu_share, "gpu_share")
     callables, devices = _paired(_callables(infer_func, adapter), _devices(device))
     _check_answers(config, callables, may_yield=config.decoupled or strict is not True)
     if config.gpu_memory_nbytes and isolation == "thread":
@@ -81,7 +83,7 @@ def model_spec(
         raise BindError(f"device: {problem}")
     options["max_batch_size"], options["batching"], options["queue"] = batching_options(config)
     options["exact"] = strict == EXACT
-    place = devices, ranks, isolation
+    place = devices, ranks, gpu_share, isolation
     spec = build_model_spec(
         model_name,
         inputs,
@@ -94,6 +96,7 @@ def model_spec(
     )
     check_sequences(spec)
     check_ranks(spec)
+    check_gpu_shares(spec)
     return spec
 
 
@@ -171,6 +174,7 @@ def _instances(
     callables: Sequence[Served],
     devices: Sequence[str],
     ranks: int,
+    gpu_share: float,
     isolation: str,
     rate: RateLimiter,
     adapter: str,
@@ -184,7 +188,7 @@ def _instances(
         sources = pickled_sources(model_name, [*distinct.values()])
     source_of = {key: source | adapted for key, source in zip(distinct, sources, strict=True)}
     return tuple(
-        InstanceSpec(f"{number}", device, source_of[id(one)], rate, ranks=ranks)
+        InstanceSpec(f"{number}", device, source_of[id(one)], rate, ranks=ranks, gpu_share=gpu_share)
         for number, (one, device) in enumerate(zip(callables, devices, strict=True))
     )
 

@@ -126,6 +126,7 @@ class ModelHost(abc.ABC):
         *,
         device: str | Sequence[str] = "cpu",
         ranks: int = 1,
+        gpu_share: float = 0.0,
         isolation: Literal["process", "thread"] = "process",
         concurrency: int | None = None,
         on_unrecoverable: Literal["shutdown", "restart_worker"] = "shutdown",
@@ -153,6 +154,8 @@ class ModelHost(abc.ABC):
                 several callables, or for each instance of one callable.
             ranks: the processes of each instance, one on each GPU of "cuda:0+cuda:1", or all on the CPU. Each
                 runs every batch, in an environment for torch.distributed.
+            gpu_share: the part of a GPU's multiprocessors, up to 1, on which a kernel of an instance runs at
+                most, by CUDA's MPS. 0: no limit.
             isolation: "process" sends the callable to a worker process with cloudpickle; "thread" keeps it in
                 this process, for callables that cannot be pickled.
             concurrency: the number of batches that an async callable or a generator may run at once in one
@@ -166,8 +169,9 @@ class ModelHost(abc.ABC):
             DeviceError: the server runs, and this machine lacks the device.
             AttachError: the server of another program has ended meanwhile.
         """
-        options = (model_version, config, strict, isolation, concurrency, on_unrecoverable, device, ranks)
-        spec = model_spec(model_name, infer_func, inputs, outputs, *options)
+        options = (model_version, config, strict, isolation, concurrency, on_unrecoverable)
+        place = device, ranks, gpu_share
+        spec = model_spec(model_name, infer_func, inputs, outputs, *options, *place)
         self.add(spec, infer_func)
 
     def add(self, spec: ModelSpec, infer_func: Any = ()) -> None:

@@ -24,10 +24,10 @@ from gpuserve.cli.devices_report import device_headline, device_notes
 from gpuserve.cli.preflight import device_problems, import_problems
 from gpuserve.config.load import Configuration, trace_problems
 from gpuserve.config.problems import ConfigProblems, Problem
-from gpuserve.config.settings.server import OFF, ON, ServerSettings
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.config.triton.load import load_target
 from gpuserve.devices.mps import missing_daemon
-from gpuserve.devices.names import CPU
+from gpuserve.devices.names import CPU, OFF, ON
 from gpuserve.devices.placement import n_processors
 from gpuserve.model.placement import ServerDevices, installed_cupy
 from gpuserve.model.threads import cores_of_instances, n_threads, overload

@@ -29,6 +29,7 @@ from gpuserve.model.declaration import (
 from gpuserve.model.options import declared, rows
 from gpuserve.model.rules import (
     by_name,
+    check_gpu_shares,
     check_ranks,
     check_sequences,
     complete_control,
@@ -123,14 +124,15 @@ def violations_together(
     """Yield the broken rules between parts of a model or between models, for models without other violations.
     ``retried`` says for which models the file asks for ``retry_on_worker_death``.
     """
-    checks: dict[str, Callable[[ModelSpec], None]] = {
-        "sequence_batching": check_sequences,
-        "instances": check_ranks,
-        "memory_nbytes": partial(check_memory, settings=settings),
-    }
+    checks: list[tuple[str, Callable[[ModelSpec], None]]] = [
+        ("sequence_batching", check_sequences),
+        ("instances", check_ranks),
+        ("instances", check_gpu_shares),
+        ("memory_nbytes", partial(check_memory, settings=settings)),
+    ]
     for index, (spec, retry) in enumerate(zip(models, retried, strict=True)):
         path: Path = ("models", index)
-        for key, check in checks.items():
+        for key, check in checks:
             try:
                 check(spec)
             except (BadModelConfig, StartupError) as error:

@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuserve.core.errors import StartupError
-from gpuserve.devices.names import AUTO
+from gpuserve.devices.names import AUTO, OFF, ON
 
 logger = logging.getLogger(__name__)
 
-#: Values of the setting ``mps``, besides ``AUTO``.
-ON: Final = "on"
-OFF: Final = "off"
 _CONTROL: Final = "nvidia-cuda-mps-control"
 PIPES: Final = "CUDA_MPS_PIPE_DIRECTORY"
 LOGS: Final = "CUDA_MPS_LOG_DIRECTORY"

@@ -22,6 +22,9 @@ CPU: Final = "cpu"
 EVERY_GPU: Final = "cuda:*"
 #: The device that has the most free memory when the model is placed.
 AUTO: Final = "auto"
+#: Values of settings that switch a thing on or off, such as ``mps``.
+ON: Final = "on"
+OFF: Final = "off"
 #: Between the names of the GPUs of one process.
 TOGETHER: Final = "+"
 #: The environment variables that select and number the GPUs of a process.

@@ -222,6 +222,18 @@ def check_ranks(model: ModelSpec) -> None:
             raise BadModelConfig("ranks does not go with isolation='thread': each rank is a process")
 
 
+def check_gpu_shares(model: ModelSpec) -> None:
+    """Raise BadModelConfig unless instances with a share of a GPU are processes on GPUs. Instances have the
+    devices that were declared: ``auto`` may turn out to be the CPU, where a share has no effect.
+    """
+    for one in (one for one in model.instances if one.gpu_share):
+        if one.device == CPU:
+            text = f"gpu_share is {one.gpu_share:g} for instance {one.name!r} on the CPU"
+            raise BadModelConfig(f"{text}: expected a GPU as device, or no gpu_share")
+        if "object" in one.source:
+            raise BadModelConfig("gpu_share does not go with isolation='thread': the share is of a process")
+
+
 # ---- sequences ----------------------------------------------------------------------------------
 
 

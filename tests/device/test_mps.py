@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import bound
 import pytest
 from commands import status
 from gpu_machine import MPS_PROGRAM, GpuMachine
@@ -18,6 +19,7 @@ from processes import wait_ended, wait_until
 from serving import GPUSERVE
 from watched_gpus import QUICKLY, Watched, model
 
+from gpuserve.core.errors import BadModelConfig
 from gpuserve.devices.mps import running_daemon
 
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
@@ -163,3 +165,42 @@ def test_the_reason_of_a_daemon_that_does_not_start_is_told(
         )
         assert SHARE not in variables(rows(server)[0]["pid"])
         assert server.end() == 0
+
+
+class Doubled:
+    def __call__(self, requests: Any) -> Any:
+        return [{"OUTPUT_1": one["INPUT_1"] * 2} for one in requests]
+
+
+@pytest.mark.usefixtures("usual")
+def test_a_bound_callable_has_a_share() -> None:
+    with bound.free_server() as server:
+        server.bind("m", Doubled(), **bound.FLOATS_IN_AND_OUT, device="cuda:0", gpu_share=0.5)
+        server.run()
+        (one,) = status(server.addresses["http"].removeprefix("http://"))["models"]
+        (instance,) = one["instances"]
+        assert variables(instance["pid"])[SHARE] == "50"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "told"),
+    [
+        ({"gpu_share": 0.5}, "gpu_share is 0.5 for instance '0' on the CPU: expected a GPU as device"),
+        ({"gpu_share": 1.5, "device": "cuda:0"}, "gpu_share must be"),
+        (
+            {"gpu_share": 0.5, "device": "cuda:0", "isolation": "thread"},
+            "gpu_share does not go with isolation",
+        ),
+    ],
+)
+def test_a_share_that_has_no_effect_is_refused(kwargs: dict[str, Any], told: str) -> None:
+    with bound.free_server() as server, pytest.raises(BadModelConfig, match=told):
+        server.bind("m", Doubled(), **bound.FLOATS_IN_AND_OUT, **kwargs)
+
+
+def test_a_share_of_an_instance_on_the_cpu_is_refused_in_a_config(tmp_path: Path) -> None:
+    file = config(tmp_path, model(instances=[{"gpu_share": 0.25}]))
+    done = subprocess.run([GPUSERVE, "check", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    told = "gpu_share is 0.25 for instance 'cpu#0' on the CPU: expected a GPU as device, or no gpu_share"
+    assert told in " ".join((done.stdout + done.stderr).split())

@@ -22,7 +22,7 @@ from gpuserve.config.settings.values import (
     read_pattern,
     read_token,
 )
-from gpuserve.devices.names import CPU
+from gpuserve.devices.names import CPU, OFF, ON
 from gpuserve.model.options import NBYTES, declared, option, rows, spelled
 
 #: The name of the trace settings that clients changed, in messages between front and supervisor.
@@ -46,12 +46,10 @@ GRPC_COMPRESSIONS: Final = (NO_COMPRESSION, "low", "medium", "high")
 MAX_PORT: Final = 65535
 #: Default of ``lame_duck_s`` for a server that gets SIGTERM and has no terminal.
 TERMINATED_LAME_DUCK_S: Final = 2.0
-#: Values of ``rate_limit``.
-OFF: Final = "off"
+#: Value of ``rate_limit``, besides ``OFF``.
 EXECUTION_COUNT: Final = "execution_count"
-#: Values of ``dashboard`` and ``mps``, besides ``OFF``.
+#: Value of ``dashboard``, besides ``ON`` and ``OFF``.
 LOCAL: Final = "local"
-ON: Final = "on"
 #: Values of ``access_log``, besides ``OFF``.
 ERRORS: Final = "errors"
 ALL: Final = "all"

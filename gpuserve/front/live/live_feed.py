@@ -21,9 +21,10 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from gpuserve.config.settings.server import OFF, ServerSettings
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import Unavailable
 from gpuserve.core.event_log import Event
+from gpuserve.devices.names import OFF
 from gpuserve.front.live.live_sampler import LiveSampler, Sample
 from gpuserve.front.observability.metrics.rates import INTERVAL_S, ModelKey
 from gpuserve.front.observability.time_slices import run_in_slices

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from gpuserve.config.settings import logs
-from gpuserve.config.settings.server import ERRORS, OFF, ServerSettings
+from gpuserve.config.settings.server import ERRORS, ServerSettings
+from gpuserve.devices.names import OFF
 from gpuserve.front.requests.inference import InferRequest
 
 LOGGER: Final = "gpuserve.access"

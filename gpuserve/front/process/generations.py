@@ -19,8 +19,8 @@ from functools import partial
 from typing import Final
 
 from gpuserve.config.settings.checks import resource_limits
-from gpuserve.config.settings.server import OFF, ServerSettings
-from gpuserve.devices.names import devices_of
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.devices.names import OFF, devices_of
 from gpuserve.front.ipc.worker_link import DeviceLinks, WorkerLink, reject_message
 from gpuserve.front.models.ensemble_driver import EnsembleDriver
 from gpuserve.front.models.model_driver import Driver, ModelDriver

@@ -9,9 +9,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from gpuserve.config.settings.server import NO_COMPRESSION, ON, ServerSettings, all_access_rules
+from gpuserve.config.settings.server import NO_COMPRESSION, ServerSettings, all_access_rules
 from gpuserve.config.settings.values import DASHBOARD
 from gpuserve.core.errors import RateLimited, RequestError
+from gpuserve.devices.names import ON
 from gpuserve.front.live.live_feed import LivePage
 from gpuserve.front.net.admission import Admission
 from gpuserve.front.net.async_requests import AsyncRequests

@@ -12,10 +12,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from gpuserve.config.settings.server import OFF, ServerSettings
+from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import RequestError
 from gpuserve.core.event_log import KEPT_BY_FRONT, Event, EventKind, RecentEvents, bounded_facts
 from gpuserve.core.version import VERSION
+from gpuserve.devices.names import OFF
 from gpuserve.front.ipc.gather import free_body
 from gpuserve.front.ipc.heap_memory import Intake
 from gpuserve.front.ipc.shared_memory import RegionTable
