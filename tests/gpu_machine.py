@@ -96,6 +96,10 @@ class GpuMachine:
         """The sizes of all memory of a GPU that has left a process as a descriptor, and is there still."""
         return simulated.held(self._directory, uuid)
 
+    def spoil_shared(self, uuid: str) -> None:
+        """Such memory is not what it was, as after a reset of the GPU: nobody can map it any more."""
+        simulated.spoil_held(self._directory, uuid)
+
     def queue_xid(self, uuid: str, xid: int) -> None:
         """An Xid that the driver reports."""
         simulated.queue_xid(self._directory, uuid, xid)

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from gpuserve_worker.inference.failure import DeviceFailure
 from gpuserve_worker.memory import device_copies
 from gpuserve_worker.memory.device_copies import DeviceSpace
 from gpuserve_worker.memory.device_pickles import DevicePickle, rebuild
@@ -75,12 +77,18 @@ class MappedWeights:
             try:
                 shared = self._lay(DevicePickle(load()))
             except BaseException:
-                self._port.publish(self._key, None)
+                with suppress(OSError):
+                    self._port.publish(self._key, None)
                 raise
             self._port.publish(self._key, shared)
         else:
             assert shared.device is not None, "the key is that of memory of a device"
-            self._address = self._space.map(shared.device, self._address)
+            try:
+                self._address = self._space.map(shared.device, self._address)
+            except DeviceFailure as error:
+                if not error.is_out_of_memory:
+                    self._port.publish(self._key, None)  # so that the next process loads again
+                raise
             self._nbytes = shared.device.nbytes
         return shared
 

@@ -130,6 +130,34 @@ def test_a_loader_that_dies_half_way_leaves_nothing_and_the_next_instance_loads(
         wait_until(lambda: len(stand_in.shared_nbytes(GPU_0.uuid)) == 1, "all else is free")
 
 
+def test_memory_that_is_lost_with_its_gpu_is_let_go_and_loaded_again(
+    stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(stand_in, tmp_path, monkeypatch, "a", instances=[{"device": "cuda:0", "count": 2}]) as server:
+        server.wait_watched()
+        stand_in.lose(GPU_0.uuid)
+        wait_until(lambda: not server.workers, "the workers have ended")
+        wait_until(lambda: stand_in.shared_nbytes(GPU_0.uuid) == [], "a reset of the GPU is not held up")
+        stand_in.change_gpu(GPU_0.uuid, lost=False)
+        server.wait_log("loaded in", 4)
+        assert set(answers(server, "a", 2).values()) == {1.0}
+        assert loads(tmp_path) == 2
+
+
+def test_memory_that_cannot_be_mapped_any_more_is_loaded_again(
+    stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(stand_in, tmp_path, monkeypatch, "a", instances=[{"device": "cuda:0", "count": 2}]) as server:
+        stand_in.spoil_shared(GPU_0.uuid)
+        for pid in server.workers:
+            os.kill(pid, signal.SIGKILL)
+        server.wait_log("cuMemMap failed")
+        server.wait_log("loaded in", 4)
+        assert set(answers(server, "a", 2).values()) == {1.0}
+        assert loads(tmp_path) == 2
+        assert len(shared(server)) == 1
+
+
 def test_an_instance_that_writes_ends_and_the_others_keep_their_weights(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,8 +194,22 @@ class SharedWeights:
         self.on_changed()
 
     def failed(self, user: WeightsUser, key: str) -> None:
-        """Let the next waiting instance load, because the loader failed. Raise as ``publish``."""
-        self._replace_loader(key, self._loaded_by(user, key))
+        """Let the next waiting instance load, because the loader failed. If an instance could not map memory
+        of a device, as after a reset of the device, let the next instance load again. Raise as ``publish``.
+        """
+        found = self._weights.get(key)
+        if found is not None and found.device is not None and user in found.users:
+            del self._weights[key]
+            self.on_changed()
+        else:
+            self._replace_loader(key, self._loaded_by(user, key))
+
+    def gpu_lost(self, uuid: str) -> None:
+        """Close the descriptors of memory of a lost GPU, whose instances have ended or end now."""
+        lost = [key for key, one in self._weights.items() if one.device and uuid.endswith(one.device.uuid)]
+        for key in lost:
+            del self._weights[key]
+            self.on_changed()
 
     def _loaded_by(self, user: WeightsUser, key: str) -> _Weights:
         found = self._weights.get(key)

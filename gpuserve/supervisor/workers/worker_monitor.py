@@ -293,6 +293,8 @@ class WorkerMonitor:
 
     def fence(self) -> None:
         """Kill the worker because its GPU is lost. It is not restarted until ``release()``."""
+        for uuid in self._context.lost_gpus:
+            self._context.weights.gpu_lost(uuid)
         if self.lifecycle.state is InstanceState.WAITING:
             self._move(InstanceEvent.FENCE)
             self._context.events.instance_lost(self, self.lost_gpu_reason())

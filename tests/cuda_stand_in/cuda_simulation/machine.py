@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -246,3 +247,9 @@ def held(directory: Path, uuid: str) -> list[int]:
     """The sizes of such memory of a device."""
     found = (directory / MEMORY / uuid).glob(f"*{HELD}")
     return sorted(one.stat().st_size for one in found if is_held(one))
+
+
+def spoil_held(directory: Path, uuid: str) -> None:
+    """Take such memory of a device from its holders."""
+    for one in (directory / MEMORY / uuid).glob(f"*{HELD}"):
+        os.truncate(one, mmap.PAGESIZE)
