@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -172,14 +173,23 @@ class Doubled:
         return [{"OUTPUT_1": one["INPUT_1"] * 2} for one in requests]
 
 
+#: A program that serves what a worker has in its environment.
+BOUND = f"""
+import os, bound
+def share(requests):
+    return [{{"OUTPUT_1": one["INPUT_1"] * float(os.environ[{SHARE!r}])}} for one in requests]
+with bound.free_server() as server:
+    server.bind("m", share, **bound.FLOATS_IN_AND_OUT, device="cuda:0", gpu_share=0.5)
+    server.run()
+    print(bound.ask(server, "m", 1.0))
+"""
+
+
 @pytest.mark.usefixtures("usual")
-def test_a_bound_callable_has_a_share() -> None:
-    with bound.free_server() as server:
-        server.bind("m", Doubled(), **bound.FLOATS_IN_AND_OUT, device="cuda:0", gpu_share=0.5)
-        server.run()
-        (one,) = status(server.addresses["http"].removeprefix("http://"))["models"]
-        (instance,) = one["instances"]
-        assert variables(instance["pid"])[SHARE] == "50"
+def test_a_bound_callable_has_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(bound.__file__).parent), prepend=os.pathsep)
+    done = subprocess.run([sys.executable, "-c", BOUND], capture_output=True, text=True, check=False)
+    assert done.stdout == "[50.0]\n", done.stderr
 
 
 @pytest.mark.parametrize(
