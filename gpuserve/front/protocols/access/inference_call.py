@@ -23,10 +23,16 @@ from gpuserve.front.service.inference_service import InferenceService
 
 
 class InferenceContext:
-    """State shared by all inference calls of a protocol. Bodies have at most ``max_request_nbytes``."""
+    """State shared by all inference calls of a protocol. Bodies have at most ``max_request_nbytes``.
+    ``level`` is zlib's for responses over gRPC, 0 for none.
+    """
 
     def __init__(
-        self, service: InferenceService, max_request_nbytes: int, forwarding: HeaderForwarding | None = None
+        self,
+        service: InferenceService,
+        max_request_nbytes: int,
+        forwarding: HeaderForwarding | None = None,
+        level: int = 0,
     ) -> None:
         self.service = service
         self.submit = service.inference.submit
@@ -34,6 +40,7 @@ class InferenceContext:
         self.max_request_nbytes = max_request_nbytes
         self.inflation = service.inflation.within(max_request_nbytes)
         self.forwarding = forwarding
+        self.level = level
         #: For messages that take long to parse or to encode.
         self.executor = service.json_executor
 

@@ -31,11 +31,12 @@ from gpuserve.front.protocols.access.authorization import (
 from gpuserve.front.protocols.access.body_decoding import Slice, offload, result_or_error
 from gpuserve.front.protocols.access.endpoints import METHODS, Access
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
+from gpuserve.front.protocols.access.inference_call import InferenceContext
 from gpuserve.front.protocols.grpc import grpc_protocol as protocol
 from gpuserve.front.protocols.grpc import reflection, unary_rpcs
 from gpuserve.front.protocols.grpc.grpc_protocol import CallHead, Method, Refused, RefusedStream
 from gpuserve.front.protocols.grpc.infer_decoder import SHORT_NBYTES
-from gpuserve.front.protocols.grpc.model_infer import INGEST_NBYTES, GrpcInference, InferCall
+from gpuserve.front.protocols.grpc.model_infer import INGEST_NBYTES, InferCall
 from gpuserve.front.protocols.grpc.model_stream_infer import CHUNK_NBYTES, InferStream
 from gpuserve.front.protocols.grpc.request_scanner import GrpcBodyScanner
 from gpuserve.front.requests.inference import InferRequest
@@ -67,7 +68,9 @@ class GrpcHandler:
         self._streams = streams or Admission().streams
         self._requests = requests
         self._policy = policy or AccessPolicy()
-        self._inference = GrpcInference(service, max_request_nbytes, forwarding, protocol.LEVELS[compression])
+        self._inference = InferenceContext(
+            service, max_request_nbytes, forwarding, protocol.LEVELS[compression]
+        )
         service.health.watch(self._on_health)
         streaming = StreamingInference(self._inference, service, limit or RateLimit(RequestRates()))
         self._methods: dict[str, Method] = {
@@ -169,7 +172,7 @@ class GrpcHandler:
 class StreamingInference:
     """``ModelStreamInfer``: one ``InferStream`` a call, fed with requests by a second task."""
 
-    def __init__(self, shared: GrpcInference, service: InferenceService, limit: RateLimit) -> None:
+    def __init__(self, shared: InferenceContext, service: InferenceService, limit: RateLimit) -> None:
         self._limit = limit
         self._shared = shared
         self._service = service

@@ -19,7 +19,6 @@ from gpuserve.front.protocols.access.body_decoding import (
     inflate_off_loop,
     run_off_loop,
 )
-from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
 from gpuserve.front.protocols.access.inference_call import InferenceCall, InferenceContext
 from gpuserve.front.protocols.grpc import grpc_protocol as protocol
 from gpuserve.front.protocols.grpc.grpc_protocol import COMPRESSED_NBYTES, OK, PREFIX, PREFIX_NBYTES, CallHead
@@ -29,7 +28,6 @@ from gpuserve.front.protocols.grpc.request_scanner import GrpcBodyScanner
 from gpuserve.front.requests import validation
 from gpuserve.front.requests.inference import InferRequest, InferResponse
 from gpuserve.front.requests.validation import check_strings, has_long_strings
-from gpuserve.front.service.inference_service import InferenceService
 from gpuserve_worker.memory.arena import Block
 
 #: Messages of at least this size are copied into the arena part by part.
@@ -40,29 +38,14 @@ _UNCREDITED_NBYTES: Final = 8 << 10
 _OK_CODED: Final = {coding: protocol.ok_head(coding) for coding in WINDOW_BITS}
 
 
-class GrpcInference(InferenceContext):
-    """State shared by all calls of ``ModelInfer``. ``level`` is zlib's for responses, 0 for none."""
-
-    def __init__(
-        self,
-        service: InferenceService,
-        max_request_nbytes: int,
-        forwarding: HeaderForwarding | None = None,
-        level: int = 0,
-    ) -> None:
-        super().__init__(service, max_request_nbytes, forwarding)
-        self.level = level
-
-
 class InferCall(InferenceCall):
     """One call of ``ModelInfer``."""
 
     __slots__ = ("_call", "_is_parsed_elsewhere", "_parts", "_scanner")
 
     _IS_GRPC = True
-    _context: GrpcInference
 
-    def __init__(self, context: GrpcInference, call: CallHead, exchange: Exchange) -> None:
+    def __init__(self, context: InferenceContext, call: CallHead, exchange: Exchange) -> None:
         self._context = context
         self._call = call
         self._exchange = exchange
