@@ -58,7 +58,7 @@ from gpuserve.supervisor.workers.worker_group import (
     record_slow_load,
     stop_timeout_s,
 )
-from gpuserve.supervisor.workers.worker_monitor import WorkerContext, WorkerMonitor
+from gpuserve.supervisor.workers.worker_monitor import WorkerContext, WorkerEvents, WorkerMonitor
 from gpuserve.supervisor.workers.worker_watchdogs import Hang, SlowLoad
 from gpuserve_worker.protocol.wire import WireError
 
@@ -251,7 +251,7 @@ class _Parts:
             self._core.events.record(kind, **about, running_s=ran_s, limit_s=limit_s, pid=pid)
 
 
-class Supervisor:
+class Supervisor(WorkerEvents):
     """One server. ``started`` resolves with the addresses, or fails with the ``StartupError``.
 
     Args:

@@ -26,8 +26,8 @@ from gpuserve.supervisor.control.attach_protocol import (
 from gpuserve.supervisor.control.reactor import SEND_TIMEOUT_S, Reactor
 from gpuserve.supervisor.processes.lifecycle import InstanceState, LiveSettings
 from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S, WorkerGroup
-from gpuserve.supervisor.workers.worker_monitor import WorkerContext, WorkerMonitor
-from gpuserve.supervisor.workers.worker_watchdogs import Hang, SlowLoad
+from gpuserve.supervisor.workers.worker_monitor import WorkerContext, WorkerEvents, WorkerMonitor
+from gpuserve.supervisor.workers.worker_watchdogs import Hang
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.wire import WireError
 
@@ -264,7 +264,7 @@ def _ended() -> AttachError:
     return AttachError("the attachment to the server has ended")
 
 
-class BoundModels:
+class BoundModels(WorkerEvents):
     """The models of an attachment by name. Owner of their workers: after ``kill()`` none is left."""
 
     def __init__(self, reactor: Reactor, models: Sequence[ModelSpec], server: Attachment) -> None:
@@ -350,13 +350,6 @@ class BoundModels:
 
     # ---- events of workers ----------------------------------------------------------------
 
-    def instance_changed(self, worker: WorkerMonitor, phase: str) -> None: ...
-
-    def load_slow(self, worker: WorkerMonitor, slow: SlowLoad) -> None: ...
-
-    def instance_slept(self, worker: WorkerMonitor) -> None:
-        """Do nothing: models of attached programs are always loaded."""
-
     def instance_ready(self, worker: WorkerMonitor) -> None:
         live = worker.live_instance()
         assert live is not None
@@ -381,6 +374,3 @@ class BoundModels:
             worker.kill()
         elif not self._is_stopping:
             self._server.fail(ModelUnrecoverable(f"model {worker.spec.name!r} cannot go on: {text}"))
-
-    def instance_imported(self, worker: WorkerMonitor, files: Sequence[str]) -> None:
-        """Ignore imports: files of an attached program are not followed."""

@@ -134,13 +134,7 @@ class OperatorVerbs:
             case "reload":
                 self._config.request(answer, progress)
             case "scale":
-                counts = operator_arguments.counts(arguments)
-                for model, count in counts.items():
-                    self._check_own(model, "scales")
-                    self._check_loaded(model)
-                    for one in self._models.table.served(model) or self._models.table.of(model):
-                        with_count(one.spec, count)  # raises InvalidArgument if it cannot have so many
-                _Scaling(self._models, counts, progress, answer).start()
+                self._scale(operator_arguments.counts(arguments), progress, answer)
 
     def _load(self, model: str, progress: OnProgress, answer: OnOutcome) -> None:
         self._check_own(model, "loads")
@@ -173,6 +167,33 @@ class OperatorVerbs:
         failure = functools.partial(_failure, "stays as it was")
         self._loads.load(model, {}, reloaded, failure=failure, unreadable=self._unreadable, is_last_word=True)
 
+    def _scale(self, counts: Mapping[str, int], progress: OnProgress, answer: OnOutcome) -> None:
+        """Resize models to a number of instances on each device, and answer once for all of them."""
+        table = self._models.table
+        for model, count in counts.items():
+            self._check_own(model, "scales")
+            self._check_loaded(model)
+            for one in table.served(model) or table.of(model):
+                with_count(one.spec, count)  # raises InvalidArgument if it cannot have so many
+        result = {model: {"before": _instance_count(table, model)} for model in counts}
+        errors: list[GpuserveError] = []
+
+        def scaled(model: str, error: GpuserveError | None) -> None:
+            result[model]["after"] = _instance_count(table, model)
+            if error is not None:
+                errors.append(error)
+            if any("after" not in one for one in result.values()):
+                return
+            if not errors:
+                answer(VerbOutcome("", "", {"models": result}))
+                return
+            kind = type(errors[0]) if isinstance(errors[0], RequestError) else Unavailable
+            answer(failed(kind("; ".join(map(str, errors))), {"models": result}))
+
+        for model, count in counts.items():
+            progress(f"model {model}: {result[model]['before']} to {count} instances on each device")
+            self._models.submit(ResizeOperation(model, functools.partial(scaled, model), count))
+
     # ---- checks ---------------------------------------------------------------------------
 
     def _check_own(self, model: str, does: str) -> None:
@@ -198,52 +219,14 @@ def _report(text: str, answer: OnOutcome, error: RequestError | None) -> None:
     answer(VerbOutcome("", text, {}) if error is None else failed(error))
 
 
+def _instance_count(table: GenerationTable, model: str) -> int:
+    """Return the number of instances that a model has on a device: the highest, if devices differ."""
+    specs = [one.spec for one in table.served(model)]
+    return max((n for one in specs for n in instances_by_device(one).values()), default=0)
+
+
 def _failure(outcome: str, spec: ModelSpec, instance: str, reason: str) -> InvalidArgument:
     return InvalidArgument(f"model '{spec.name}' {outcome}: {failed_version(spec, instance, reason)}")
-
-
-class _Scaling:
-    """One ``scale`` of several models, whose names and counts are valid: one resize for each, and one answer
-    for all. ``counts`` has the number of instances on each device, by model.
-    """
-
-    def __init__(
-        self, models: ServedModels, counts: Mapping[str, int], progress: OnProgress, answer: OnOutcome
-    ) -> None:
-        self._models = models
-        self._counts = counts
-        self._progress = progress
-        self._answer = answer
-        self._left = len(counts)
-        self._result: dict[str, dict[str, int]] = {}
-        self._errors: dict[str, GpuserveError] = {}
-
-    def start(self) -> None:
-        self._result = {model: {"before": self._present(model)} for model in self._counts}
-        for model, count in self._counts.items():
-            before = self._result[model]["before"]
-            self._progress(f"model {model}: {before} to {count} instances on each device")
-            answer = functools.partial(self._scaled, model)
-            self._models.submit(ResizeOperation(model, answer, count))
-
-    def _present(self, model: str) -> int:
-        """Return the number of instances that a model has on a device: the highest, if devices differ."""
-        specs = [one.spec for one in self._models.table.served(model)]
-        return max((n for one in specs for n in instances_by_device(one).values()), default=0)
-
-    def _scaled(self, model: str, error: GpuserveError | None) -> None:
-        self._result[model]["after"] = self._present(model)
-        if error is not None:
-            self._errors[model] = error
-        self._left -= 1
-        if not self._left:
-            result: dict[str, Any] = {"models": self._result}
-            errors = list(self._errors.values())
-            if not errors:
-                self._answer(VerbOutcome("", "", result))
-                return
-            kind = type(errors[0]) if isinstance(errors[0], RequestError) else Unavailable
-            self._answer(failed(kind("; ".join(map(str, errors))), result))
 
 
 class OperatorStacks:

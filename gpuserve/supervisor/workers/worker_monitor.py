@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from gpuserve.config.settings.logs import log_with_text
 from gpuserve.config.settings.server import POLL
@@ -47,8 +47,8 @@ from gpuserve_worker.protocol.sealed_memory import DeviceMemory, SealedMemory
 logger = logging.getLogger(__name__)
 
 
-class WorkerEvents(Protocol):
-    """The callbacks of worker monitors. They are called in the reactor's thread."""
+class WorkerEvents:
+    """The callbacks of worker monitors, in the reactor's thread. Those that a subclass lacks do nothing."""
 
     def instance_changed(self, worker: WorkerMonitor, phase: str) -> None:
         """Note that an instance is in a new state, or in a new phase of loading."""
