@@ -204,11 +204,8 @@ class ModelHost(abc.ABC):
 
     def unbind(self, model_name: str) -> None:
         """Stop serving every version of a model. If the server runs, return when the model's requests are
-        answered and its workers have ended.
-
-        Raises:
-            BindError: no model of that name is bound.
-            StartupError, AttachError: the server has ended meanwhile.
+        answered and its workers have ended. Raise BindError if no model of that name is bound, or the error
+        with which the server has ended meanwhile.
         """
         with self._lock:
             names = {name for name, _ in self._specs}

@@ -62,10 +62,8 @@ class ReadinessWait:
 
 
 class AnyClient(ABC):
-    """A client of any kind, as the template of a new client.
-
-    ``settings`` are the checked arguments of its constructor. ``known_config`` is the configuration of its
-    model, or None if the server has not been asked yet.
+    """A client of any kind, as the template of a new client. ``settings`` are the checked arguments,
+    ``known_config`` is the model's configuration, or None if the server has not been asked yet.
     """
 
     settings: ClientSettings
@@ -288,10 +286,8 @@ _CHANNEL_ARGS: Final = [
 
 
 class TritonclientLibrary(NamedTuple):
-    """One of the four kinds of tritonclient.
-
-    ``module`` has InferInput. ``connect`` makes the client of a server; if its calls have no time-out
-    argument, the client has the time-out in seconds. ``errors`` are the exceptions of failed calls.
+    """One of the four kinds of tritonclient: its ``module``, how to ``connect`` with a time-out in seconds,
+    and the ``errors`` of failed calls. ``timeout_a_call``: each call has a time-out of its own.
     """
 
     module: Any

@@ -62,9 +62,7 @@ class ClientModelConfig:
 
 
 def parse_model_config(document: Mapping[str, Any], model_version: str = "") -> ClientModelConfig:
-    """Parse a server's JSON with the names of protobuf's fields.
-
-    64-bit integers may be strings, and members with default values may be missing, as in protobuf's own JSON.
+    """Parse a server's JSON by protobuf's rules: integers may be strings, defaults may be missing.
     ``model_version`` is the requested version, for servers that do not return the version.
     """
     instances: Counter[DeviceKind] = Counter()

@@ -151,10 +151,8 @@ class _PoolCall(NamedTuple):
 
 
 class ResourcePool(Generic[Resource]):
-    """Threads that run calls on up to ``max_threads`` resources.
-
-    ``open_resource`` creates each resource in the thread that uses it. Up to ``max_waiting`` calls wait
-    besides those that run. None is no limit. One lock guards all state.
+    """Threads that run calls on up to ``max_threads`` resources, each made by ``open_resource`` in its
+    thread. Up to ``max_waiting`` calls wait besides. None is no limit. One lock guards all state.
     """
 
     def __init__(

@@ -101,11 +101,9 @@ def datatype_of_input(name: str, array: Any) -> str:
 
 
 class RequestBuilder:
-    """The builder of requests for one model. ``module`` is the tritonclient that makes the tensors;
-    ``reserved`` as for ``infer_options``.
-
-    A request names no outputs, so all are returned. A request has no id, because nobody sees it; so two HTTP
-    requests that differ only in their data have the same header, which a server need not parse twice.
+    """The builder of requests for one model, by the tritonclient in ``module``. A request names no outputs,
+    so all are returned, and has no id, so that HTTP requests that differ only in their data have the same
+    header, which a server need not parse twice.
     """
 
     def __init__(

@@ -157,7 +157,12 @@ def by_parameters(
         given = [one[1] for one in requests.requests]
     else:
         given = [getattr(one, "parameters", {}) for one in requests]
-    labels = [_values(asked, one) for one in given]
+    labels: list[Any] = []
+    for parameters in given:
+        try:
+            labels.append(tuple(one.value(parameters) for one in asked.values()))
+        except ParameterError as error:
+            labels.append(error)
 
     def call_with(values: tuple[Any, ...], of_values: Any) -> Any:
         return call(of_values, **dict(zip(asked, values, strict=True)))
@@ -185,14 +190,6 @@ def by_labels(call: Callable[[Any, Any], Any], function: Any, labels: Sequence[A
     return call_in_sequence(
         calls, lambda answers: restore_order(groups, answers, len(listed), "@batch"), spread
     )
-
-
-def _values(asked: Mapping[str, RequestedParameter], parameters: Mapping[str, Any]) -> Any:
-    """Return the values of a request's parameters, or the error that is its response."""
-    try:
-        return tuple(one.value(parameters) for one in asked.values())
-    except ParameterError as error:
-        return error
 
 
 def _refusal(kind: CallableKind, answer: list[RequestError]) -> Any:

@@ -34,15 +34,8 @@ _SIDES: Final = (_RIGHT, "left")
 
 
 class Padding(NamedTuple):
-    """The padding of ragged inputs.
-
-    Attributes:
-        value: The value of added elements; for byte strings, an empty one if it is a number.
-        lengths: The name of the argument with the lengths of the first ragged input, or such names by input.
-        side: Where elements are added, "right" or "left".
-        multiple_of: The padded size of every variable axis is a multiple of this number.
-        max_length: Largest size of a variable axis; a request with more is refused.
-        dtype: The dtype of padded arrays; None is that of the input.
+    """The padding of ragged inputs, as the arguments of ``batch`` say. Byte strings are padded by empty ones
+    if ``value`` is a number.
     """
 
     value: Any = 0

@@ -33,10 +33,8 @@ def map_result(change: Change, result: Any) -> Any:
 def call_in_sequence(
     calls: Sequence[Callable[[], Any]], combine: Callable[[list[Any]], Any], part: Callable[[int, Any], Any]
 ) -> Any:
-    """Return one result of several calls of one function, each started after the previous one has ended.
-
-    ``combine`` receives the values of all calls. If the function returns generators, their values are yielded
-    one by one, as ``part(position of the call, value)``.
+    """Return one result of several calls of one function, each started after the previous one has ended, by
+    ``combine`` of all values; of generators, each value as ``part(position of the call, value)``.
     """
     first = calls[0]()
     if isinstance(first, Awaitable):

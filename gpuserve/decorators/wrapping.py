@@ -104,9 +104,7 @@ class RowLengths(np.ndarray):
 
 def has_batch_axis(name: str, value: Any, rows: int) -> bool:
     """Return whether an argument of a function under ``batch`` is an array ``[rows, …]`` of an input, or the
-    lengths of its rows.
-
-    One row that ``first_value`` selected and other arguments have no batch axis.
+    lengths of its rows; one row that ``first_value`` selected is not.
     """
     shape = getattr(value, "shape", ())
     if not shape or shape[0] != rows:
@@ -221,7 +219,14 @@ def misfit(error: TypeError, function: Any, inputs: Iterable[str]) -> TypeError:
     shown = name_of(function)
     with suppress(TypeError, ValueError):  # a function in C without a signature
         shown = f"{shown}({', '.join(inspect.signature(function).parameters)})"
-    return TypeError(f"{shown} cannot be called with {given}: {error}{_hint(names)}")
+    model, hint = served_model(), ""
+    absent = [one.name for one in model.inputs if one.optional and one.name not in names] if model else []
+    if absent:
+        hint = (
+            f"; {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} optional and not in the request: "
+        )
+        hint += "give the parameter a default value, or use @fill_optionals"
+    return TypeError(f"{shown} cannot be called with {given}: {error}{hint}")
 
 
 def name_of(function: Any) -> str:
@@ -237,14 +242,3 @@ def _as_function(function: Any) -> Any:
 
 def _innermost(function: Any) -> Any:
     return _innermost(function.func) if isinstance(function, functools.partial) else function
-
-
-def _hint(names: list[str]) -> str:
-    model = served_model()
-    absent = [one.name for one in model.inputs if one.optional and one.name not in names] if model else []
-    if not absent:
-        return ""
-    return (
-        f"; {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} optional and not in the request: "
-        "give the parameter a default value, or use @fill_optionals"
-    )

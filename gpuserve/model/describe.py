@@ -36,10 +36,8 @@ _STACKS_AT: Final = 0.8
 
 @dataclass(frozen=True)
 class CallableQuestion:
-    """A callable by its path, and the known part of its model's declaration; None is not declared.
-
-    A ``path`` without an attribute means the only callable of a file. The types of the callable are read
-    ``by_types`` for values that it does not declare otherwise. ``ranks`` is the largest of an instance.
+    """A callable by its path, without an attribute the only one of a file, and the known part of its model's
+    declaration, of which None is not declared. ``by_types``: its types may declare the rest.
     """
 
     path: str
@@ -65,11 +63,8 @@ class CallableAnswer:
 def ask_callables(
     questions: Iterable[CallableQuestion], timeout_s: float = ANSWER_TIMEOUT_S
 ) -> list[CallableAnswer]:
-    """Return the answers in the order of the questions; output of user code goes to stderr; each child
-    that takes long is logged.
-
-    Each child has ``timeout_s`` seconds to answer once the answers before it are there. A child that exceeds
-    them writes its stacks.
+    """Return the answers in the order of the questions. Output of user code goes to stderr. Each child has
+    ``timeout_s`` seconds once the answers before it are there, and then writes its stacks.
     """
     at_once = max(_LEAST_CHILDREN, int(n_processors()))
     answers: list[CallableAnswer] = []

@@ -72,15 +72,12 @@ def _completed(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def declared_openai(target: Any) -> dict[str, Any]:
-    """Return the entry that a callable for OpenAI's clients implies, or {} for any other callable.
-
-    A callable is for OpenAI's clients if its attribute ``openai`` is True, or if a function of the callable
-    takes one of OpenAI's requests.
-    """
+    """Return the entry that a callable for OpenAI's clients implies, or {} for any other callable."""
     return _completed({OPENAI: True}) if is_for_openai(target) else {}
 
 
 def is_for_openai(target: Any) -> bool:
+    """Return whether the attribute ``openai`` says so, or a function takes one of OpenAI's requests."""
     marked = getattr(target, OPENAI, None)
     if isinstance(marked, bool):
         return marked

@@ -222,7 +222,7 @@ def _fitted_number(hint: Any, option: Option, value: Any) -> float | int:
         try:
             value = parse_quantity(value, option.unit)
         except (ValueError, OverflowError):
-            raise UnfitValue(expected_quantity(option.unit)) from None
+            raise UnfitValue(_EXPECTED[option.unit]) from None
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise UnfitValue(expected)
     if isinstance(value, float) and not math.isfinite(value):
@@ -380,18 +380,15 @@ def _pairs(
     if not isinstance(value, Mapping) or (option.some and not value):
         some = "non-empty " if option.some else ""
         raise ValueError(f"{name} must be a {some}mapping, got {value!r:.200}")
-    pairs = [(_key(key_kind, key, name, bool(written)), one) for key, one in value.items()]
+    pairs = []
+    for key, one in value.items():
+        known = int(key) if key_kind is int and isinstance(key, str) and not written else key  # of a file
+        if not isinstance(known, key_kind) or isinstance(known, bool) or not known:
+            wanted = "integers of at least 1" if key_kind is int else "non-empty strings"
+            raise ValueError(f"the keys of {name} must be {wanted}, got {key!r}")
+        pairs.append((known, one))
     for key, one in sorted(pairs, key=lambda pair: pair[0]) if key_kind is int else pairs:
         yield key, _checked(kind, Option("", some=True), one, f"{name}[{key}]", written)
-
-
-def _key(kind: Any, key: Any, name: str, by_program: bool) -> Any:
-    if kind is int and isinstance(key, str) and not by_program:  # keys of a file are texts
-        return int(key)
-    if not isinstance(key, kind) or isinstance(key, bool) or not key:
-        wanted = "integers of at least 1" if kind is int else "non-empty strings"
-        raise ValueError(f"the keys of {name} must be {wanted}, got {key!r}")
-    return key
 
 
 def _listed(kind: Any, option: Option, written: Mapping[type, type]) -> str:
@@ -501,7 +498,7 @@ def parse_quantity(text: str, unit: str) -> float | int:
         return round(duration) if unit == MICROSECONDS else duration
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise ValueError(f"expected {expected_quantity(unit)}, given {text!r:.80}")
+        raise ValueError(f"expected {_EXPECTED[unit]}, given {text!r:.80}")
     return round(float(found[1]) * _BYTES_OF[found[2] or "B"])
 
 
@@ -513,15 +510,14 @@ def quantity_pattern(unit: str) -> str:
 def parse_duration(text: str, unit: str = SECONDS) -> float:
     """Return a duration in the unit, which numbers have already; raise ValueError with the expected form."""
     if re.fullmatch(_DURATION_FORM, text) is None:
-        raise ValueError(f"expected {expected_quantity(unit)}, given {text!r:.80}")
+        raise ValueError(f"expected {_EXPECTED[unit]}, given {text!r:.80}")
     parts = re.findall(rf"({_NUMBER}) ?([a-z]*)", text)
     microseconds = sum(float(count) * _MICROSECONDS_OF[of or unit] for count, of in parts)
     return microseconds / _MICROSECONDS_OF[unit]
 
 
-def expected_quantity(unit: str) -> str:
-    if unit == NBYTES:
-        return "a whole number of bytes or a size such as 500MB or 20GiB"
-    if unit == MICROSECONDS:
-        return "a whole number of microseconds or a time such as 500us or 2ms"
-    return "a number of seconds or a time such as 500ms, 10s, 1m30s or 2h"
+_EXPECTED: Final = {
+    NBYTES: "a whole number of bytes or a size such as 500MB or 20GiB",
+    MICROSECONDS: "a whole number of microseconds or a time such as 500us or 2ms",
+    SECONDS: "a number of seconds or a time such as 500ms, 10s, 1m30s or 2h",
+}

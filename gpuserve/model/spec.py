@@ -278,11 +278,8 @@ class LabelSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """One step of an ensemble; version 0 is the latest. Outputs that are not named are not computed for the
-    ensemble.
-
-    ``inputs`` and ``outputs`` are pairs: a tensor of the step's model and the corresponding tensor of the
-    ensemble.
+    """One step of an ensemble; version 0 is the latest. ``inputs`` and ``outputs`` are pairs: a tensor of the
+    step's model and the ensemble's. Outputs that are not named are not computed for the ensemble.
     """
 
     # fmt: off
@@ -340,14 +337,10 @@ class DeclaredInstances:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One worker: its name, its device, and the source of its callable (``wire.Init.source``, with
-    the ``SealedMemory`` of a large pickle as ``memory``).
-
-    ``device`` is the declared device until the instance is placed, and "cpu", "cuda:N" or
-    "cuda:N+cuda:M" afterwards. ``rate``
-    is the resources that the instance needs before it may execute, on a server with ``rate_limit``. Without
-    ``threads`` each process has a share of the cores, and without ``cpus`` it runs on all. With several
-    ``ranks`` the worker is as many processes, one on each device, or all on the CPU.
+    """One worker: its name, its device, and the source of its callable (``wire.Init.source``, with the
+    ``SealedMemory`` of a large pickle as ``memory``). ``device`` is the declared one until the instance is
+    placed, and "cpu", "cuda:N" or "cuda:N+cuda:M" afterwards. ``rate`` are resources that the instance holds
+    while it executes. With several ``ranks`` the worker is as many processes.
     """
 
     name: str

@@ -101,15 +101,19 @@ class WorkerModels:
         return InferenceServerClient(self.addresses["grpc"])
 
     def _arguments(self, model: str, version: str, request: LocalRequest) -> dict[str, Any]:
-        from tritonclient.grpc import InferRequestedOutput
+        from tritonclient.grpc import InferInput, InferRequestedOutput
 
         arrays = {name: np.asarray(value) for name, value in request.inputs.items()}
         if known := self._specs.get(model):  # the server reports an unknown model
             arrays = input_arrays(known[-1], request.inputs)
+        inputs = []
+        for name, array in arrays.items():
+            tensor = InferInput(name, list(array.shape), datatype := datatype_of(array.dtype))
+            inputs.append(tensor.set_data_from_numpy(array.astype(np.float32) if datatype == BF16 else array))
         arguments: dict[str, Any] = {
             "model_name": model,
             "model_version": version,
-            "inputs": [_infer_input(name, one) for name, one in arrays.items()],
+            "inputs": inputs,
             "outputs": [InferRequestedOutput(name) for name in request.requested_outputs] or None,
             "request_id": request.request_id,
             "parameters": dict(request.parameters) or None,
@@ -120,14 +124,6 @@ class WorkerModels:
         if request.timeout_s:
             arguments["timeout"] = int(request.timeout_s * 1e6)
         return arguments
-
-
-def _infer_input(name: str, array: Any) -> Any:
-    from tritonclient.grpc import InferInput
-
-    datatype = datatype_of(array.dtype)
-    tensor = InferInput(name, list(array.shape), datatype)
-    return tensor.set_data_from_numpy(array.astype(np.float32) if datatype == BF16 else array)
 
 
 def _outputs(result: Any, error: Any) -> Outputs:
