@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -94,7 +94,15 @@ def described_overrides(
         if answer.problem is not None:
             problems.append(import_problem(description, index, sources))
             continue
-        problems += _unknown(index, model, {*entry, *answer.declared}, sources)
+        for key in [one for one in _TENSORS if one not in {*entry, *answer.declared}]:
+            ways = f"give the callable types (gpuserve.typed) or an attribute {key} = [Tensor(…)]"
+            text = f"its {key} are not known: {ways}, or "
+            if sources.document is None:
+                text += f"use {_TENSORS[key]} {TENSOR_FORM}"
+                problems.append(Problem(sources.name, text, Origin.FLAG))
+            else:
+                text = f"model {model.name!r}: {text}write {key} here"
+                problems.append(sources.problem(("models", index), text))
         given = dict(answer.declared)
         if entry.get("max_batch_size") == 0:  # a model that does not batch has no ragged tensors
             for key in given.keys() & _TENSORS.keys():
@@ -131,18 +139,6 @@ def _missing(descriptions: Mapping[str, Any], given: Any, path: Path, label: str
             yield Override((*path, key), value, label, Origin.ATTRIBUTE)
         elif isinstance(value, Mapping) and isinstance(given[key], Mapping):
             yield from _missing(value, given[key], (*path, key), label)
-
-
-def _unknown(index: int, entry: ModelEntry, known: Collection[Any], sources: Sources) -> Iterator[Problem]:
-    for key, flag in _TENSORS.items():
-        if key in known:
-            continue
-        ways = f"give the callable types (gpuserve.typed) or an attribute {key} = [Tensor(…)]"
-        text = f"its {key} are not known: {ways}, or "
-        if sources.document is None:
-            yield Problem(sources.name, f"{text}use {flag} {TENSOR_FORM}", Origin.FLAG)
-        else:
-            yield sources.problem(("models", index), f"model {entry.name!r}: {text}write {key} here")
 
 
 CONFIG_SUFFIXES: Final = (".yaml", ".yml", ".json")

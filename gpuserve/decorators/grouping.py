@@ -317,12 +317,7 @@ def _cut(answer: Any, rows: int, size: int) -> Any:
         real = [place for place, position in enumerate(answer.positions) if position < rows]
         arrays = {name: value[real] for name, value in answer.arrays.items()}
         return SomeRows(arrays, [answer.positions[place] for place in real])
-    return each_changed(answer, lambda value: value[:rows] if _length(value) == size else value)
-
-
-def _length(value: Any) -> int | None:
-    shape: Sequence[int] = value.shape if hasattr(value, "shape") else np.shape(value)
-    return int(shape[0]) if len(shape) else None
+    return each_changed(answer, lambda value: value[:rows] if np.shape(value)[:1] == (size,) else value)
 
 
 def _either(values: set[Any]) -> str:
