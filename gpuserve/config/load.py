@@ -26,7 +26,7 @@ from gpuserve.config.settings.tls import TlsFileError, check_files, tls_files, w
 from gpuserve.config.yaml_document import Path
 from gpuserve.model import openai_declaration as openai
 from gpuserve.model.options import declared
-from gpuserve.model.rules import mapping
+from gpuserve.model.rules import Violation, mapping
 from gpuserve.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def _bad_together(configuration: Configuration, *, served_here: bool) -> list[Pr
         if files is not None:
             check_files(files)
     except TlsFileError as error:
-        found.append(rules.Violation(("server", error.key), f"{error.key}: {error}"))
+        found.append(Violation(("server", error.key), f"{error.key}: {error}"))
     return [configuration.sources.problem(path, text) for path, text in found]
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from gpuserve.backends.registry import source_of
-from gpuserve.config.rules import Violation
 from gpuserve.config.schema import InputEntry, ModelEntry, OutputEntry
 from gpuserve.config.settings.checks import check_memory, check_rates
 from gpuserve.config.settings.server import ServerSettings
@@ -28,6 +27,7 @@ from gpuserve.model.declaration import (
 )
 from gpuserve.model.options import declared, rows
 from gpuserve.model.rules import (
+    Violation,
     by_name,
     check_gpu_shares,
     check_ranks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gpuserve.backends.registry import FILE_SUFFIXES, VLLM, is_model_path
 from gpuserve.config.settings.checks import server_faults
@@ -12,7 +12,7 @@ from gpuserve.config.yaml_document import Path
 from gpuserve.devices.names import CPU
 from gpuserve.model import openai_declaration as openai
 from gpuserve.model.declaration import GPU, MEMORIES, array_library, device_problem, memory_problem
-from gpuserve.model.rules import batching_faults, is_int, mapping, ragged_faults
+from gpuserve.model.rules import Violation, batching_faults, is_int, mapping, ragged_faults
 from gpuserve.model.spec import CUPY
 from gpuserve_worker.protocol.tensor import datatype_of
 
@@ -38,13 +38,6 @@ _MODEL_RULES: Final[Sequence[tuple[str, Callable[[Mapping[str, Any]], Any], str]
         "retry_on_worker_death does not go with decoupled: some responses may have been sent already"),
 )
 # fmt: on
-
-
-class Violation(NamedTuple):
-    """A broken rule, with the path of the value that breaks it."""
-
-    path: Path
-    text: str
 
 
 def entries(value: Any) -> list[tuple[int, dict[str, Any]]]:

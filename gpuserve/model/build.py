@@ -26,7 +26,7 @@ from gpuserve.model.declaration import (
 )
 from gpuserve.model.options import boolean, checked, declared, integer, rows
 from gpuserve.model.rules import (
-    DeclarationFault,
+    Violation,
     check_batching,
     check_ensemble,
     check_ragged,
@@ -93,40 +93,38 @@ def warmup_as_given(one: ModelWarmup, inputs: Sequence[TensorSpec]) -> Warmup:
     return one.name, batch_size, count, tuple(named)
 
 
-def warmup_faults(
-    one: ModelWarmup, inputs: Sequence[TensorSpec], max_batch_size: int
-) -> Iterator[DeclarationFault]:
+def warmup_faults(one: ModelWarmup, inputs: Sequence[TensorSpec], max_batch_size: int) -> Iterator[Violation]:
     """Yield, by place, the reasons why the model would refuse a warm-up whose own values are valid."""
     where = f"warm-up {one.name!r}"
     if max_batch_size and one.batch_size > max_batch_size:
         text = f"batch_size must be at most max_batch_size ({max_batch_size}), got {one.batch_size}"
-        yield DeclarationFault(("batch_size",), f"{where}: {text}")
+        yield Violation(("batch_size",), f"{where}: {text}")
     known = [spec.name for spec in inputs]
     if unknown := [name for name in one.inputs if name not in known]:
         text = f"the model has no input {unknown[0]!r}; its inputs are {', '.join(known) or 'none'}"
-        yield DeclarationFault(("inputs",), f"{where}: {text}")
+        yield Violation(("inputs",), f"{where}: {text}")
     for spec in inputs:
         if spec.name in one.inputs:
             yield from _warmup_input_faults(f"{where}: input {spec.name!r}", spec, one.inputs[spec.name])
         elif not spec.optional:
-            yield DeclarationFault(("inputs",), f"{where}: the input {spec.name!r} is missing")
+            yield Violation(("inputs",), f"{where}: the input {spec.name!r} is missing")
 
 
-def _warmup_input_faults(where: str, spec: TensorSpec, given: WarmupInput) -> Iterator[DeclarationFault]:
+def _warmup_input_faults(where: str, spec: TensorSpec, given: WarmupInput) -> Iterator[Violation]:
     place = ("inputs", spec.name)
     _, datatype, shape, _, path = _warmup_input(spec, given)
     if datatype != spec.datatype:
         text = f"{where} is {datatype}, but the model declares it as {spec.datatype}"
-        yield DeclarationFault(place, text)
+        yield Violation(place, text)
     if -1 in shape:
-        yield DeclarationFault(place, f"{where} has no shape, and the model declares {list(spec.shape)}")
+        yield Violation(place, f"{where} has no shape, and the model declares {list(spec.shape)}")
     elif len(shape) != len(spec.shape) or any(
         want not in (-1, dim) for want, dim in zip(spec.shape, shape, strict=True)
     ):
         text = f"{where} has the shape {list(shape)}, but the model declares {list(spec.shape)}, "
-        yield DeclarationFault(place, text + "both without the batch axis")
+        yield Violation(place, text + "both without the batch axis")
     if path and not os.path.isfile(path):
-        yield DeclarationFault((*place, "file"), f"{where}: there is no file {path}")
+        yield Violation((*place, "file"), f"{where}: there is no file {path}")
 
 
 def _checked_warmup(one: ModelWarmup) -> tuple[int, int]:

@@ -47,10 +47,10 @@ _FLAG_DTYPES: Final = ("INT32", "FP32", "BOOL")
 _CORRID_DTYPES: Final = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
 
 
-class DeclarationFault(NamedTuple):
-    """A broken rule: a sentence, and the keys that lead from the model to the fault."""
+class Violation(NamedTuple):
+    """A broken rule: the keys that lead to the value that breaks it, and a sentence."""
 
-    place: Place
+    path: Place
     text: str
 
 
@@ -88,19 +88,19 @@ def check_batching(
         raise BadModelConfig(text)
 
 
-def batching_faults(model: Mapping[str, Any]) -> Iterator[DeclarationFault]:
+def batching_faults(model: Mapping[str, Any]) -> Iterator[Violation]:
     """Yield every broken rule of ``batching`` and ``queue`` in the plain data of one model."""
     batching, queue = mapping(model.get("batching")), mapping(model.get("queue"))
     yield from _batching(batching, model.get("max_batch_size", 0))
     yield from _priorities(queue)
     if queue.get("fairness_header") and queue.get("fairness") != CLIENT:
         text = "fairness_header has no effect without fairness: client"
-        yield DeclarationFault(("queue", "fairness_header"), text)
+        yield Violation(("queue", "fairness_header"), text)
     if batching.get("preserve_ordering") is True:
         yield from _ordering(queue)
 
 
-def _batching(batching: Mapping[str, Any], limit: Any) -> Iterator[DeclarationFault]:
+def _batching(batching: Mapping[str, Any], limit: Any) -> Iterator[Violation]:
     if not is_int(limit) or limit < 0:
         return
     if limit == 0:
@@ -111,16 +111,16 @@ def _batching(batching: Mapping[str, Any], limit: Any) -> Iterator[DeclarationFa
     sizes = batching.get("preferred_batch_sizes")
     for index, size in enumerate(sizes if isinstance(sizes, list) else ()):
         if is_int(size) and size > limit:
-            yield DeclarationFault(
+            yield Violation(
                 ("batching", "preferred_batch_sizes", index),
                 f"expected a preferred batch size of at most max_batch_size, which is {limit}, given {size}",
             )
 
 
-def _without_effect(batching: Mapping[str, Any], without: str) -> Iterator[DeclarationFault]:
+def _without_effect(batching: Mapping[str, Any], without: str) -> Iterator[Violation]:
     for key in ("preferred_batch_sizes", "max_queue_delay_us", "max_batch_elements", "bucket_boundaries"):
         if batching.get(key):
-            yield DeclarationFault(("batching", key), f"{key} has no effect without {without}")
+            yield Violation(("batching", key), f"{key} has no effect without {without}")
 
 
 def check_ragged(model: ModelSpec) -> None:
@@ -136,7 +136,7 @@ def check_ragged(model: ModelSpec) -> None:
         raise BadModelConfig(text)
 
 
-def ragged_faults(model: Mapping[str, Any]) -> Iterator[DeclarationFault]:
+def ragged_faults(model: Mapping[str, Any]) -> Iterator[Violation]:
     """Yield every broken rule of ragged tensors in the plain data of one model."""
     ragged: dict[str, int] = {"inputs": 0, "outputs": 0}
     for key in ragged:
@@ -145,15 +145,15 @@ def ragged_faults(model: Mapping[str, Any]) -> Iterator[DeclarationFault]:
             if mapping(one).get("ragged") is True:
                 ragged[key] += 1
                 if (text := _ragged_problem(one, model)) is not None:
-                    yield DeclarationFault((key, index, "ragged"), f"tensor {one.get('name')!r}: {text}")
+                    yield Violation((key, index, "ragged"), f"tensor {one.get('name')!r}: {text}")
     boundaries = mapping(model.get("batching")).get("bucket_boundaries")
     if not isinstance(boundaries, list) or not boundaries or not all(map(is_int, boundaries)):
         return
     place = ("batching", "bucket_boundaries")
     if not ragged["inputs"] and "inputs" in model:
-        yield DeclarationFault(place, "bucket_boundaries has no effect without an input that is ragged")
+        yield Violation(place, "bucket_boundaries has no effect without an input that is ragged")
     if any(left >= right for left, right in itertools.pairwise(boundaries)):
-        yield DeclarationFault(place, f"bucket_boundaries must ascend, given {boundaries}")
+        yield Violation(place, f"bucket_boundaries must ascend, given {boundaries}")
 
 
 def _ragged_problem(tensor: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
@@ -167,42 +167,42 @@ def _ragged_problem(tensor: Mapping[str, Any], model: Mapping[str, Any]) -> str 
     return None
 
 
-def _priorities(queue: Mapping[str, Any]) -> Iterator[DeclarationFault]:
+def _priorities(queue: Mapping[str, Any]) -> Iterator[Violation]:
     levels, default = queue.get("priority_levels", 0), queue.get("default_priority", 0)
     if not is_int(levels) or levels < 0:
         return
     at = ("queue", "default_priority" if "default_priority" in queue else "priority_levels")
     if is_int(default) and levels and not 1 <= default <= levels:
-        yield DeclarationFault(at, f"The `default_priority` must be between 1 and {levels}. Got {default}.")
+        yield Violation(at, f"The `default_priority` must be between 1 and {levels}. Got {default}.")
     if is_int(default) and default and not levels:
         text = f"Provide the `priority_levels` for a `default_priority`, which is {default}."
-        yield DeclarationFault(at, text)
+        yield Violation(at, text)
     for level in mapping(queue.get("policies")):
         if not levels:
             text = "Provide the `priority_levels` if you want to define `policies` for Dynamic Batching."
-            yield DeclarationFault(("queue", "policies"), text)
+            yield Violation(("queue", "policies"), text)
             return
         if str(level).isdecimal() and not 1 <= int(level) <= levels:
             text = f"Invalid `priority`={level} provided. The value must be between 1 and {levels}."
-            yield DeclarationFault(("queue", "policies", level), text)
+            yield Violation(("queue", "policies", level), text)
 
 
-def _ordering(queue: Mapping[str, Any]) -> Iterator[DeclarationFault]:
+def _ordering(queue: Mapping[str, Any]) -> Iterator[Violation]:
     """Yield the options that reorder requests, which do not go with ``preserve_ordering``."""
     levels = queue.get("priority_levels", 0)
     if is_int(levels) and levels > 1:
         text = f"preserve_ordering goes with one level of priority, given {levels}"
-        yield DeclarationFault(("queue", "priority_levels"), text)
+        yield Violation(("queue", "priority_levels"), text)
     if queue.get("fairness") == CLIENT:
         text = "preserve_ordering does not go with fairness; expected 'none'"
-        yield DeclarationFault(("queue", "fairness"), text)
+        yield Violation(("queue", "fairness"), text)
     policies: dict[Place, Any] = {("policy",): queue.get("policy")}
     policies |= {("policies", level): one for level, one in mapping(queue.get("policies")).items()}
     for place, one in policies.items():
         policy = mapping(one)
         if policy.get("timeout_action") == DELAY and policy.get("default_timeout_us"):
             text = "preserve_ordering does not go with delay; expected 'reject'"
-            yield DeclarationFault(("queue", *place, "timeout_action"), text)
+            yield Violation(("queue", *place, "timeout_action"), text)
 
 
 def check_ranks(model: ModelSpec) -> None:
@@ -349,7 +349,7 @@ def by_name(specs: Iterable[ModelSpec]) -> dict[str, list[ModelSpec]]:
 # ---- an ensemble by itself ----------------------------------------------------------------------
 
 
-def ensemble_faults(spec: ModelSpec) -> Iterator[DeclarationFault]:
+def ensemble_faults(spec: ModelSpec) -> Iterator[Violation]:
     """Yield the faults of an ensemble that do not depend on the models of its steps."""
     inputs = [one.name for one in spec.inputs]
     makers: dict[str, int] = {}
@@ -357,11 +357,9 @@ def ensemble_faults(spec: ModelSpec) -> Iterator[DeclarationFault]:
         for theirs, ours in step.outputs:
             place = ("steps", number, "outputs", theirs)
             if ours in inputs:
-                yield DeclarationFault(
-                    place, f"tensor {ours!r} is an input of the ensemble, which no step may make"
-                )
+                yield Violation(place, f"tensor {ours!r} is an input of the ensemble, which no step may make")
             elif ours in makers:
-                yield DeclarationFault(place, f"tensor {ours!r} is made by steps[{makers[ours]}] already")
+                yield Violation(place, f"tensor {ours!r} is made by steps[{makers[ours]}] already")
             else:
                 makers[ours] = number
     available = [*inputs, *makers]
@@ -369,11 +367,11 @@ def ensemble_faults(spec: ModelSpec) -> Iterator[DeclarationFault]:
         for theirs, ours in step.inputs:
             if ours not in available:
                 text = f"tensor {ours!r} is no input of the ensemble, and no step makes it"
-                yield DeclarationFault(("steps", number, "inputs", theirs), text + nearest(ours, available))
+                yield Violation(("steps", number, "inputs", theirs), text + nearest(ours, available))
     for number, output in enumerate(spec.outputs):
         if output.name not in makers:
             text = f"output {output.name!r} is made by no step{nearest(output.name, makers)}"
-            yield DeclarationFault(("outputs", number), text)
+            yield Violation(("outputs", number), text)
     graph = {
         at: {makers[ours] for _, ours in one.inputs if ours in makers} for at, one in enumerate(spec.steps)
     }
@@ -382,22 +380,22 @@ def ensemble_faults(spec: ModelSpec) -> Iterator[DeclarationFault]:
     except graphlib.CycleError as error:
         stuck = sorted(set(error.args[1]))
         shown = ", ".join(f"steps[{number}] (model {spec.steps[number].model!r})" for number in stuck)
-        yield DeclarationFault(("steps", stuck[0]), f"these steps wait for one another in a cycle: {shown}")
+        yield Violation(("steps", stuck[0]), f"these steps wait for one another in a cycle: {shown}")
     else:
         yield from _unused(spec)
 
 
-def _unused(spec: ModelSpec) -> Iterator[DeclarationFault]:
+def _unused(spec: ModelSpec) -> Iterator[Violation]:
     """Yield inputs that no step reads, and steps that no output needs."""
     needed = needed_steps(spec.steps, [one.name for one in spec.outputs])
     for number, step in enumerate(spec.steps):
         if number not in needed:
             text = f"no output of the ensemble needs anything that model {step.model!r} makes here"
-            yield DeclarationFault(("steps", number), text)
+            yield Violation(("steps", number), text)
     read = {ours for step in spec.steps for _, ours in step.inputs}
     for number, tensor in enumerate(spec.inputs):
         if tensor.name not in read:
-            yield DeclarationFault(("inputs", number), f"input {tensor.name!r} is read by no step")
+            yield Violation(("inputs", number), f"input {tensor.name!r} is read by no step")
 
 
 def needed_steps(steps: Sequence[StepSpec], outputs: Iterable[str]) -> list[int]:
@@ -415,13 +413,13 @@ def needed_steps(steps: Sequence[StepSpec], outputs: Iterable[str]) -> list[int]
 # ---- an ensemble and the models of its steps ----------------------------------------------------
 
 
-def member_faults(spec: ModelSpec, known: Known) -> Iterator[DeclarationFault]:
+def member_faults(spec: ModelSpec, known: Known) -> Iterator[Violation]:
     """Yield the faults between a valid ensemble and the models of its steps."""
     members: dict[int, ModelSpec] = {}
     for number, step in enumerate(spec.steps):
         member = _member(step, known)
         if isinstance(member, str):
-            yield DeclarationFault(("steps", number, "model"), member)
+            yield Violation(("steps", number, "model"), member)
             continue
         members[number] = member
         yield from _misnamed(number, step, member)
@@ -443,24 +441,24 @@ def _member(step: StepSpec, known: Known) -> ModelSpec | str:
     return f"model {step.model!r} has no version {step.version}, but {available}"
 
 
-def _misnamed(number: int, step: StepSpec, member: ModelSpec) -> Iterator[DeclarationFault]:
+def _misnamed(number: int, step: StepSpec, member: ModelSpec) -> Iterator[Violation]:
     for key in ("inputs", "outputs"):
         names = [one.name for one in getattr(member, key)]
         for theirs, _ in getattr(step, key):
             if theirs not in names:
                 available = ", ".join(map(repr, names)) or "none"
                 text = f"model {member.name!r} has no {key[:-1]} {theirs!r}; its {key} are {available}"
-                yield DeclarationFault(("steps", number, key, theirs), text)
+                yield Violation(("steps", number, key, theirs), text)
     given = {theirs for theirs, _ in step.inputs}
     if missing := [one.name for one in member.inputs if not one.optional and one.name not in given]:
         text = f"model {member.name!r} needs the input {missing[0]!r}, which it is not given here"
-        yield DeclarationFault(("steps", number, "inputs"), text)
+        yield Violation(("steps", number, "inputs"), text)
 
 
-def _misfit(spec: ModelSpec, number: int, member: ModelSpec, known: Known) -> Iterator[DeclarationFault]:
+def _misfit(spec: ModelSpec, number: int, member: ModelSpec, known: Known) -> Iterator[Violation]:
     place = ("steps", number, "model")
     if member.decoupled and (text := _stream_problem(spec, spec.steps[number])):
-        yield DeclarationFault(place, f"model {member.name!r} is decoupled, {text}")
+        yield Violation(place, f"model {member.name!r} is decoupled, {text}")
     level, leads_back = [member], member.name == spec.name
     for _ in range(MAX_DEPTH):
         steps = {(step.model, step.version): step for one in level for step in one.steps}
@@ -472,13 +470,13 @@ def _misfit(spec: ModelSpec, number: int, member: ModelSpec, known: Known) -> It
         text = f"by model {member.name!r} the ensemble has more than {MAX_DEPTH} others below one another"
         if leads_back:
             text = f"model {member.name!r} leads back to the ensemble itself"
-        yield DeclarationFault(place, text)
+        yield Violation(place, text)
     if member.max_batch_size and spec.max_batch_size > member.max_batch_size:
         text = (
             f"the ensemble has a max_batch_size of {spec.max_batch_size}, "
             f"model {member.name!r} one of {member.max_batch_size}"
         )
-        yield DeclarationFault(place, text)
+        yield Violation(place, text)
 
 
 def _stream_problem(spec: ModelSpec, step: StepSpec) -> str | None:
@@ -493,7 +491,7 @@ def _stream_problem(spec: ModelSpec, step: StepSpec) -> str | None:
     return None
 
 
-def _mistyped(spec: ModelSpec, members: Mapping[int, ModelSpec]) -> Iterator[DeclarationFault]:
+def _mistyped(spec: ModelSpec, members: Mapping[int, ModelSpec]) -> Iterator[Violation]:
     tensors = {one.name: _typed(one, spec) for one in spec.inputs}
     for number, member in members.items():
         theirs = {one.name: one for one in member.outputs}
@@ -514,21 +512,19 @@ def _mistyped(spec: ModelSpec, members: Mapping[int, ModelSpec]) -> Iterator[Dec
             yield from _differences(("outputs", number), output.name, made, wanted, where)
 
 
-def _differences(
-    place: Place, name: str, made: _Typed, wanted: _Typed, where: str
-) -> Iterator[DeclarationFault]:
+def _differences(place: Place, name: str, made: _Typed, wanted: _Typed, where: str) -> Iterator[Violation]:
     if made.datatype != wanted.datatype:
-        yield DeclarationFault(place, f"tensor {name!r} is {made.datatype}, {where} is {wanted.datatype}")
+        yield Violation(place, f"tensor {name!r} is {made.datatype}, {where} is {wanted.datatype}")
     elif len(made.shape) != len(wanted.shape) or not all(
         -1 in pair or pair[0] == pair[1] for pair in zip(made.shape, wanted.shape, strict=True)
     ):
-        yield DeclarationFault(
+        yield Violation(
             place,
             f"tensor {name!r} has shape {list(made.shape)}, {where} has {list(wanted.shape)} "
             "(with the batch axis where there is one)",
         )
     elif made.optional and not wanted.optional:
-        yield DeclarationFault(place, f"tensor {name!r} is optional, {where} is not")
+        yield Violation(place, f"tensor {name!r} is optional, {where} is not")
 
 
 def _typed(tensor: TensorSpec, of: ModelSpec) -> _Typed:
