@@ -6,7 +6,7 @@ Public names are imported on first use, so that ``import gpuserve`` is cheap, an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gpuserve.api.server import Server
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuserve_worker.inference.running_requests import current_request_ids, current_traces
     from gpuserve_worker.inference.stepping import Last, Later, SteppedCallable, StepResult
 
+from gpuserve.core.lazy_names import lazy_names
 from gpuserve.core.version import VERSION
 
 __version__ = VERSION
@@ -31,30 +32,18 @@ __all__ = [
     "current_request_ids", "current_traces", "events",
 ]  # fmt: skip
 
-_HOMES = {
-    "gpuserve.api.server": ("Server",),
-    "gpuserve.model.declaration": ("DynamicBatcher", "ModelConfig", "Step", "Tensor"),
-    "gpuserve.model.spec": ("RateLimiter", "Resource", "SequenceBatching", "SequenceControl"),
-    "gpuserve.cli.live.event_client": ("EventStream", "events"),
-    "gpuserve_worker.inference.model_calls": ("ModelCallError",),
-    "gpuserve_worker.inference.model_context": ("current_model",),
-    "gpuserve_worker.inference.running_requests": ("current_request_ids", "current_traces"),
-    "gpuserve_worker.inference.stepping": ("Last", "Later", "StepResult", "SteppedCallable"),
-    "gpuserve_worker.inference.failure": ("UnrecoverableError",),
-    "gpuserve_worker.inference.inference_request": ("Request", "Response"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    home = next((module for module, names in _HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "gpuserve.api.server": "Server",
+        "gpuserve.model.declaration": "DynamicBatcher ModelConfig Step Tensor",
+        "gpuserve.model.spec": "RateLimiter Resource SequenceBatching SequenceControl",
+        "gpuserve.cli.live.event_client": "EventStream events",
+        "gpuserve_worker.inference.model_calls": "ModelCallError",
+        "gpuserve_worker.inference.model_context": "current_model",
+        "gpuserve_worker.inference.running_requests": "current_request_ids current_traces",
+        "gpuserve_worker.inference.stepping": "Last Later StepResult SteppedCallable",
+        "gpuserve_worker.inference.failure": "UnrecoverableError",
+        "gpuserve_worker.inference.inference_request": "Request Response",
+    },
+)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gpuserve.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from gpuserve.client.client_config import ClientModelConfig
@@ -28,26 +30,13 @@ __all__ = [
     "ClientTimeoutError", "ClientValueError", "DecoupledModelClient", "FuturesModelClient", "ModelClient",
 ]  # fmt: skip
 
-_MODULES = {
-    "AsyncioDecoupledModelClient": "decoupled_clients",
-    "AsyncioModelClient": "model_clients",
-    "ClientModelConfig": "client_config",
-    "DecoupledModelClient": "decoupled_clients",
-    "FuturesModelClient": "futures_client",
-    "ModelClient": "model_clients",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'exceptions')}")
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "gpuserve.client.client_config": "ClientModelConfig",
+        "gpuserve.client.decoupled_clients": "AsyncioDecoupledModelClient DecoupledModelClient",
+        "gpuserve.client.exceptions": " ".join(one for one in __all__ if one.endswith("Error")),
+        "gpuserve.client.futures_client": "FuturesModelClient",
+        "gpuserve.client.model_clients": "AsyncioModelClient ModelClient",
+    },
+)

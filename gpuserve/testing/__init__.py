@@ -15,7 +15,9 @@ Public names are imported on first use, because pytest imports this package for 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gpuserve.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from gpuserve.testing.local_models import LocalModel
@@ -29,28 +31,13 @@ __all__ = [
     "open_triton_model", "run_callable", "run_triton_model",
 ]  # fmt: skip
 
-_MODULES = {
-    "LocalModel": "gpuserve.testing.local_models",
-    "ModelCallError": "gpuserve_worker.inference.model_calls",
-    "Outputs": "gpuserve.testing.local_requests",
-    "TestClient": "gpuserve.testing.testing_client",
-    "WrongCall": "gpuserve.testing.local_requests",
-    "open_callable": "gpuserve.testing.targets",
-    "open_triton_model": "gpuserve.testing.targets",
-    "run_callable": "gpuserve.testing.targets",
-    "run_triton_model": "gpuserve.testing.targets",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    value = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "gpuserve.testing.local_models": "LocalModel",
+        "gpuserve_worker.inference.model_calls": "ModelCallError",
+        "gpuserve.testing.local_requests": "Outputs WrongCall",
+        "gpuserve.testing.targets": "open_callable open_triton_model run_callable run_triton_model",
+        "gpuserve.testing.testing_client": "TestClient",
+    },
+)
