@@ -96,7 +96,7 @@ class DecoupledModelClient(SyncClient):
             while not final:
                 result = self._next_result(results)
                 final = is_final(result)
-                if not (final and is_empty(result)):
+                if not final or result.get_response().outputs:  # an empty final response only marks the end
                     yield requests.arrays(result, sample=sample)
         finally:
             if not final:
@@ -119,22 +119,16 @@ class DecoupledModelClient(SyncClient):
         results = self._results
         if results is None or headers != self._stream_headers or not results.empty():
             self._stop_stream()
-            results = self._start_stream(headers)
+            found = results = queue.SimpleQueue()
+            with self._stream_lock:
+                self._connection().start_stream(
+                    lambda result, error: found.put((result, error)), headers=headers
+                )
+                self._results, self._stream_headers = results, headers
         try:
             self._connection().async_stream_infer(enable_empty_final_response=True, **arguments)
         except self._library.errors as error:
             raise inference_error(error, self.settings.inference_timeout_s) from error
-        return results
-
-    def _start_stream(self, headers: dict[str, str] | None) -> StreamResults:
-        results: StreamResults = queue.SimpleQueue()
-
-        def put(result: Any, error: Exception | None) -> None:
-            results.put((result, error))
-
-        with self._stream_lock:
-            self._connection().start_stream(put, headers=headers)
-            self._results, self._stream_headers = results, headers
         return results
 
     def _stop_stream(self) -> None:
@@ -187,7 +181,7 @@ class AsyncioDecoupledModelClient(AsyncioClient):
                 if result is None:
                     return
                 final = is_final(result)
-                if not (final and is_empty(result)):
+                if not final or result.get_response().outputs:  # as above
                     yield requests.arrays(result, sample=sample)
         finally:
             if not final:
@@ -221,10 +215,6 @@ class AsyncioDecoupledModelClient(AsyncioClient):
 def is_final(result: Any) -> bool:
     parameters = result.get_response().parameters
     return _FINAL in parameters and bool(parameters[_FINAL].bool_param)
-
-
-def is_empty(result: Any) -> bool:
-    return not result.get_response().outputs
 
 
 def response_timeout(model: str, timeout_s: float | None) -> ClientTimeoutError:

@@ -54,14 +54,15 @@ class FuturesModelClient(AnyClient):
         ensure_model_is_ready: bool = True,
         access_token: str | None = None,
     ) -> None:
-        _check_limit("max_workers", max_workers)
-        _check_limit("max_queue_size", max_queue_size)
+        self._limits: dict[str, Any] = {"max_workers": max_workers, "max_queue_size": max_queue_size}
+        for name, limit in self._limits.items():
+            if limit is not None and limit <= 0:
+                raise ValueError(f"{name} must be above 0, or None for no limit, got {limit}")
         self.settings = ClientSettings.checked(
             url, model_name, model_version, init_timeout_s, inference_timeout_s, access_token
         )
         self.known_config = model_config
         self._waits = ensure_model_is_ready
-        self._limits: dict[str, Any] = {"max_workers": max_workers, "max_queue_size": max_queue_size}
         self._submit_timeout_s = 0.0 if non_blocking else self.settings.inference_timeout_s
         self._pool: ResourcePool[ModelClient] = ResourcePool(self._client, max_workers, max_queue_size)
 
@@ -127,11 +128,6 @@ class FuturesModelClient(AnyClient):
                 import gevent
 
                 gevent.get_hub().destroy()  # this thread's event loop, which would outlive the thread
-
-
-def _check_limit(name: str, limit: int | None) -> None:
-    if limit is not None and limit <= 0:
-        raise ValueError(f"{name} must be above 0, or None for no limit, got {limit}")
 
 
 Resource = TypeVar("Resource")

@@ -10,15 +10,21 @@ from typing import Any
 def lazy_names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package; ``homes`` are the names of each module."""
-    home_of = {name: module for module, names in homes.items() for name in names.split()}
+    """Return ``__getattr__`` and ``__dir__`` of a package; ``homes`` are the names of each module, or
+    ``name=its name there``.
+    """
+    home_of = {}
+    for module, names in homes.items():
+        for public, _, own in (one.partition("=") for one in names.split()):
+            home_of[public] = module, own or public
 
     def imported(name: str) -> Any:
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         import importlib
 
-        value = getattr(importlib.import_module(home_of[name]), name)
+        module, own = home_of[name]
+        value = getattr(importlib.import_module(module), own)
         setattr(sys.modules[package], name, value)
         return value
 

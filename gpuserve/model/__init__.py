@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gpuserve.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from gpuserve.model.declaration import (
@@ -26,16 +28,12 @@ __all__ = [
     "WarmupInput",
 ]  # fmt: skip
 
-#: Public names that the module defines under another name.
-_SPEC_NAMES = {"Batching": "BatchingSpec", "Policy": "PolicySpec", "Queue": "QueueSpec"}
-_IN_SPEC = frozenset({*_SPEC_NAMES, "RateLimiter", "Resource", "SequenceBatching", "SequenceControl"})
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    module = importlib.import_module(f"gpuserve.model.{'spec' if name in _IN_SPEC else 'declaration'}")
-    value = globals()[name] = getattr(module, _SPEC_NAMES.get(name, name))
-    return value
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "gpuserve.model.declaration": "DynamicBatcher ModelConfig ModelWarmup QueuePolicy Step Tensor "
+        "TimeoutAction WarmupInput",
+        "gpuserve.model.spec": "Batching=BatchingSpec Policy=PolicySpec Queue=QueueSpec "
+        "RateLimiter Resource SequenceBatching SequenceControl",
+    },
+)

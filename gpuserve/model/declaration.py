@@ -167,13 +167,9 @@ class ModelWarmup:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of an ensemble, an argument of ``Server.ensemble()``.
-
-    Args:
-        model: The name of the model.
-        inputs: For each input of the model, the name of the ensemble's tensor that it receives.
-        outputs: For each used output of the model, the name of the ensemble's tensor that it produces.
-        version: The version of the model; None is the latest at the time of a request.
+    """One step of an ensemble, an argument of ``Server.ensemble()``. ``inputs`` and ``outputs`` name the
+    ensemble's tensor for each input and each used output of the model. ``version`` None is the latest at the
+    time of a request.
     """
 
     model: str
