@@ -17,7 +17,7 @@ import numpy as np
 from gpuserve.decorators.wrapping import RequestError, hints_of
 from gpuserve_worker.inference.inference_request import Batch
 
-_STREAMS: Final = (
+STREAMS: Final = (
     collections.abc.Iterator, collections.abc.Iterable, collections.abc.Generator,
     collections.abc.AsyncIterator, collections.abc.AsyncIterable, collections.abc.AsyncGenerator,
 )  # fmt: skip
@@ -127,7 +127,7 @@ def coding_of(function: Any) -> Coding | None:
     """Return the codecs in the annotations of a function, or None if it has none."""
     hints = hints_of(function)
     returned = hints.pop("return", None)
-    while typing.get_origin(returned) in _STREAMS:
+    while typing.get_origin(returned) in STREAMS:
         returned = typing.get_args(returned)[0]
     inputs = {name: codec for name, hint in hints.items() if (codec := codec_of(_optional(hint)))}
     output = codec_of(returned)

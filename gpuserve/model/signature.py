@@ -37,7 +37,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from gpuserve.decorators.batching import is_parameter_type, parameter_kind, requested_parameters
-from gpuserve.decorators.coded import Codec, codec_of
+from gpuserve.decorators.coded import STREAMS, Codec, codec_of
 from gpuserve.decorators.wrapping import BATCH, SAMPLE, argument_form_of, is_own_code
 from gpuserve.model.declaration import Tensor
 from gpuserve.typed import DType, Name, Shape
@@ -53,13 +53,7 @@ _ONE_AXIS: Final = (-1,)
 _LIBRARIES: Final = ("torch", "cupy")
 #: Types of streams and awaitables, with the position of the response type among their arguments.
 _ANSWERS: Final[dict[Any, int]] = {
-    collections.abc.Iterator: 0,
-    collections.abc.Iterable: 0,
-    collections.abc.Generator: 0,
-    collections.abc.AsyncIterator: 0,
-    collections.abc.AsyncIterable: 0,
-    collections.abc.AsyncGenerator: 0,
-    collections.abc.Awaitable: 0,
+    **dict.fromkeys((*STREAMS, collections.abc.Awaitable), 0),
     collections.abc.Coroutine: 2,
 }
 _CONTEXT: Final = "model_context"

@@ -26,13 +26,10 @@ BACKEND: Final = "python"
 #: The platform of a model without a backend.
 ENSEMBLE: Final = "ensemble"
 #: Fields that clients see as the repository has them.
-_KEPT: Final = frozenset(
-    {
-        *("platform", "backend", "version_policy", "optimization", "default_model_filename"),
-        *("parameters", "metric_tags", "model_warmup", "input", "output"),
-        "sequence_batching",
-    }
-)
+_KEPT: Final = (
+    "platform", "backend", "version_policy", "optimization", "default_model_filename", "parameters",
+    "metric_tags", "model_warmup", "input", "output", "sequence_batching",
+)  # fmt: skip
 _CUDA: Final = "cuda:"
 #: The version of a step that uses the latest one.
 LATEST: Final = -1

@@ -26,7 +26,7 @@ from gpuserve_worker.inference.stepping import Served, is_stepped
 #: A target of a test: callables, a server with bound models, or a path that can be served.
 Target: TypeAlias = Served | Mapping[str, Served] | Server | str | PathLike[str]
 
-_NO_OTHERS: Final[Mapping[str, Other]] = {}
+NO_OTHERS: Final[Mapping[str, Other]] = {}
 _NAMELESS: Final = "model"
 _TENSORS: Final = ("inputs", "outputs")
 
@@ -84,7 +84,7 @@ def callable_spec(
 
 
 def open_triton_model(
-    folder: str | PathLike[str], *, version: int | None = None, others: Mapping[str, Other] = _NO_OTHERS
+    folder: str | PathLike[str], *, version: int | None = None, others: Mapping[str, Other] = NO_OTHERS
 ) -> LocalModel:
     """Open the model in a folder of a model repository.
 
@@ -116,7 +116,7 @@ def open_callable(
     *,
     name: str = _NAMELESS,
     kwargs: Mapping[str, Any] | None = None,
-    others: Mapping[str, Other] = _NO_OTHERS,
+    others: Mapping[str, Other] = NO_OTHERS,
     **declared: Any,
 ) -> LocalModel:
     """Open the model of an inference callable: a function, a class or an object.
@@ -142,7 +142,7 @@ def run_triton_model(
     inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     /,
     *,
-    others: Mapping[str, Other] = _NO_OTHERS,
+    others: Mapping[str, Other] = NO_OTHERS,
     **options: Unpack[CallOptions],
 ) -> Any:
     """Run one ``execute`` of the model in a folder of a model repository, from ``initialize`` to
@@ -174,7 +174,7 @@ def run_callable(
     /,
     *,
     kwargs: Mapping[str, Any] | None = None,
-    others: Mapping[str, Other] = _NO_OTHERS,
+    others: Mapping[str, Other] = NO_OTHERS,
     **declared: Any,
 ) -> Any:
     """Run one call of an inference callable, with its declarations. Otherwise as ``run_triton_model``."""

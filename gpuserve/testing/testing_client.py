@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from gpuserve.testing.local_models import LocalModels, Other
 from gpuserve.testing.local_requests import LocalRequest, Outputs, WrongCall, local_request
-from gpuserve.testing.targets import Target, target_models
+from gpuserve.testing.targets import NO_OTHERS, Target, target_models
 from gpuserve_worker.inference.model_calls import CallOptions
 
 if TYPE_CHECKING:
     from gpuserve.testing.worker_models import WorkerModels
 
-_NO_OTHERS: Final[Mapping[str, Other]] = {}
 _OPTIONS: Final = frozenset(CallOptions.__annotations__)
 
 
@@ -47,7 +46,7 @@ class TestClient:
         /,
         *,
         workers: bool = False,
-        others: Mapping[str, Other] = _NO_OTHERS,
+        others: Mapping[str, Other] = NO_OTHERS,
         kwargs: Mapping[str, Any] | None = None,
         **declared: Any,
     ) -> None:

@@ -15,14 +15,10 @@ class PyTritonError(Exception):
 
     def __init__(self, message: object) -> None:
         super().__init__(message)
-        self._message = message
-
-    def __str__(self) -> str:
-        return str(self._message)
 
     @property
     def message(self) -> str:
-        return str(self._message)
+        return str(self)
 
 
 class PyTritonValidationError(PyTritonError):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 
@@ -45,17 +45,20 @@ class TritonFlag:
     more: str = ""
 
 
-def _flag(fate: FlagFate) -> Callable[..., TritonFlag]:
-    def declare(
-        name: str, kind: FlagKind, text: str, *, repeated: bool = False, words: str = "", more: str = ""
-    ) -> TritonFlag:
-        return TritonFlag(name, kind, fate, text, repeated, tuple(words.split()), more)
+def _flag(
+    fate: FlagFate,
+    name: str,
+    kind: FlagKind,
+    text: str,
+    repeated: bool = False,
+    words: str = "",
+    more: str = "",
+) -> TritonFlag:
+    return TritonFlag(name, kind, fate, text, repeated, tuple(words.split()), more)
 
-    return declare
 
-
-_setting, _part = _flag(FlagFate.SETTING), _flag(FlagFate.PART)
-_ineffective, _refused = _flag(FlagFate.NO_EFFECT), _flag(FlagFate.REFUSED)
+_setting, _part = partial(_flag, FlagFate.SETTING), partial(_flag, FlagFate.PART)
+_ineffective, _refused = partial(_flag, FlagFate.NO_EFFECT), partial(_flag, FlagFate.REFUSED)
 
 
 _TEXT, _INTEGER, _NUMBER, _BOOLEAN = FlagKind.TEXT, FlagKind.INTEGER, FlagKind.NUMBER, FlagKind.BOOLEAN

@@ -6,21 +6,12 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias, TypedDict
 
 from gpuserve.config.settings.server import LogOptions, MemoryBudget, TraceSettings
-from gpuserve.config.settings.values import AccessRule
+from gpuserve.config.settings.values import AccessRule, ControlGroup, EndpointGroup
 
 #: A number of seconds, or a text such as "10s" or "2m".
 Seconds: TypeAlias = float | str
 #: A number of bytes, or a text such as "500MB" or "20GiB".
 Bytes: TypeAlias = int | str
-
-#: Values of ``restricted_endpoints``.
-EndpointGroup: TypeAlias = Literal[
-    "admin", "dashboard", "health", "inference", "logging", "metadata", "model-config", "model-repository",
-    "shared-memory", "statistics", "trace",
-]  # fmt: skip
-
-#: Values of ``remote_control``.
-ControlGroup: TypeAlias = Literal["admin", "logging", "model-repository", "shared-memory", "trace"]
 
 
 class ServerKeywords(TypedDict, total=False):

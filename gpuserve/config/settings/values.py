@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import resource
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from gpuserve.devices.placement import n_processors
 from gpuserve.model.options import option, required
@@ -23,13 +23,15 @@ def mask_userinfo(text: str) -> str:
 ADMIN: Final = "admin"
 DASHBOARD: Final = "dashboard"
 #: Groups of endpoints that can be restricted. All but two are Triton's.
-ENDPOINT_GROUPS: Final = (
-    ADMIN, DASHBOARD, "health", "inference", "logging", "metadata", "model-config", "model-repository",
+EndpointGroup: TypeAlias = Literal[
+    "admin", "dashboard", "health", "inference", "logging", "metadata", "model-config", "model-repository",
     "shared-memory", "statistics", "trace",
-)  # fmt: skip
+]  # fmt: skip
+ENDPOINT_GROUPS: Final[tuple[str, ...]] = get_args(EndpointGroup)
 #: The groups whose operations change the server, or show data for its operators. Without a token only clients
 #: on the same machine may use them.
-CONTROL_GROUPS: Final = (ADMIN, "logging", "model-repository", "shared-memory", "trace")
+ControlGroup: TypeAlias = Literal["admin", "logging", "model-repository", "shared-memory", "trace"]
+CONTROL_GROUPS: Final[tuple[str, ...]] = get_args(ControlGroup)
 NO_TOKEN: Final = "restricted_endpoints need an access_token: without a token nobody can use them"
 TOKEN_HEADER: Final = "triton-access-token"
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
