@@ -233,7 +233,10 @@ def resolve(
     """Apply overrides, check schema and rules, and convert; raise ConfigProblems with ``problems`` too."""
     if data is None:
         data = {}
-    from_variables, unknown = precedence.from_environment(environ, _model_names(data))
+    listed = mapping(data).get("models")
+    given = [mapping(entry).get("name") for entry in (listed if isinstance(listed, list) else ())]
+    names = [name if isinstance(name, str) else "" for name in given]
+    from_variables, unknown = precedence.from_environment(environ, names)
     sources = dataclasses.replace(sources, overrides=(*from_variables, *flags))
     merged = openai.with_openai_tensors(precedence.apply(data, sources.overrides))
     entries, found = _checked(merged, base_dir, sources)
@@ -317,12 +320,6 @@ def _missing_files(data: Any, base_dir: str, sources: Sources) -> list[Problem]:
             text = f"models[{index}].callable: {text}"
             problems.append(sources.problem(("models", index, "callable"), text))
     return problems
-
-
-def _model_names(data: Any) -> list[str]:
-    listed = mapping(data).get("models")
-    names = [mapping(entry).get("name") for entry in (listed if isinstance(listed, list) else ())]
-    return [name if isinstance(name, str) else "" for name in names]
 
 
 def _reading_order(problem: Problem) -> tuple[int, int, int]:

@@ -44,7 +44,7 @@ def with_openai_tensors(data: Any) -> Any:
     models = data.get("models") if isinstance(data, dict) else None
     if not isinstance(models, list) or not any(map(is_openai, models)):
         return data
-    return {**data, "models": [_completed(one) if is_openai(one) else one for one in models]}
+    return {**data, "models": [completed(one) if is_openai(one) else one for one in models]}
 
 
 def with_own_tensors(declared: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,15 +65,11 @@ def is_openai(entry: Any) -> bool:
     return isinstance(entry, Mapping) and entry.get(OPENAI) is True
 
 
-def _completed(entry: Mapping[str, Any]) -> dict[str, Any]:
+def completed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry with ``openai: true`` and what that implies."""
     if is_model_path(str(entry.get("callable"))):  # it declares tensors of its own
         return {"decoupled": True, **entry}
     return {"inputs": [_INPUT], "outputs": [_OUTPUT], "decoupled": True, **entry}
-
-
-def declared_openai(target: Any) -> dict[str, Any]:
-    """Return the entry that a callable for OpenAI's clients implies, or {} for any other callable."""
-    return _completed({OPENAI: True}) if is_for_openai(target) else {}
 
 
 def is_for_openai(target: Any) -> bool:

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from gpuserve.core.errors import BindError
 from gpuserve.model.declaration import Tensor, tensor_specs
-from gpuserve.model.openai_declaration import declared_openai
+from gpuserve.model.openai_declaration import OPENAI, completed, is_for_openai
 from gpuserve.model.signature import SignatureError, signature_of
 from gpuserve_worker.inference.callable_loading import YIELDING, CallableKind, LoadError, kind_of
 from gpuserve_worker.inference.failure import log_text, log_traceback
@@ -43,8 +43,8 @@ def declaration(
     if is_stepped(target):
         found = {"max_active": max_active_of(target), "decoupled": True, "max_batch_size": 0}
     found |= _attributes(target, name) | _declared(target, name, kwargs)
-    if not found.keys() & _TENSORS.keys() and (openai := declared_openai(target)):
-        return openai | found
+    if not found.keys() & _TENSORS.keys() and is_for_openai(target):
+        return completed({OPENAI: True}) | found
     if by_types and not found.keys() >= _TENSORS.keys():
         found = _typed(target, name) | found
     if "decoupled" not in found and target_kind(target) in YIELDING:

@@ -27,8 +27,14 @@ def changed(specs: Sequence[ModelSpec], changes: Mapping[str, Any]) -> Sequence[
         return specs
     name = specs[0].name
     others = {key: value for key, value in changes.items() if key != "version_policy"}
+    policy = changes.get("version_policy", {})
     try:
-        kept = _chosen(specs, changes.get("version_policy", {}))
+        kept = specs
+        if "latest" in policy:
+            newest = sorted(specs, key=lambda one: one.version, reverse=True)
+            kept = newest[: integer("num_versions", policy["latest"], 1)]
+        elif "specific" in policy:
+            kept = [one for one in specs if one.version in policy["specific"]]
         done = [_changed(spec, others) for spec in kept]
     except (BadModelConfig, ValueError) as error:
         raise InvalidArgument(f"failed to load '{name}': {error}") from None
@@ -38,15 +44,6 @@ def changed(specs: Sequence[ModelSpec], changes: Mapping[str, Any]) -> Sequence[
     if not done:
         raise Internal(f"failed to load '{name}', no version is available")
     return done
-
-
-def _chosen(specs: Sequence[ModelSpec], policy: Mapping[str, Any]) -> Sequence[ModelSpec]:
-    if "latest" in policy:
-        newest = sorted(specs, key=lambda one: one.version, reverse=True)
-        return newest[: integer("num_versions", policy["latest"], 1)]
-    if "specific" in policy:
-        return [one for one in specs if one.version in policy["specific"]]
-    return specs
 
 
 def _changed(spec: ModelSpec, changes: Mapping[str, Any]) -> ModelSpec:

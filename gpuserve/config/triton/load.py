@@ -108,12 +108,12 @@ def _finished(spec: ModelSpec, translation: Translation) -> ModelSpec:
     folder = translation.folder
     files = {"revision": revision(os.path.join(folder.path, str(spec.version)))}
     instances = tuple(dataclasses.replace(one, source=one.source | files) for one in spec.instances)
-    labels = []
-    for one in spec.labels:
-        filename = os.path.relpath(one.filename, folder.path) if one.filename else one.filename
-        labels.append(dataclasses.replace(one, filename=filename))
+    labels = tuple(
+        dataclasses.replace(one, filename=one.filename and os.path.relpath(one.filename, folder.path))
+        for one in spec.labels
+    )
     config = kept_config(translation.config)
-    return dataclasses.replace(spec, instances=instances, labels=tuple(labels), triton_config=config)
+    return dataclasses.replace(spec, instances=instances, labels=labels, triton_config=config)
 
 
 #: The server settings of a repository, below variables and flags.
