@@ -310,11 +310,10 @@ class ModelHost(abc.ABC):
         self._failure = None
         try:
             runner.run()
-        except GpuserveError as error:  # raised by run() during the start, by serve() later
-            self._failure = error
-        except Exception as error:  # a defect of gpuserve: every process is ended, and serve() raises it
-            logger.exception("the server failed")
-            self._failure = error
+        except Exception as error:
+            if not isinstance(error, GpuserveError):  # a defect of gpuserve: every process is ended
+                logger.exception("the server failed")
+            self._failure = error  # raised by run() during the start, by serve() later
 
     def _stopped(self, runner: Runner) -> None:
         with self._lock:

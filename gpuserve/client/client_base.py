@@ -224,8 +224,7 @@ class ModelClientBase(AnyClient):
             raise inference_error(error, timeout_s) from error
 
     async def _wait_for_server(self, timeout_s: float) -> None:
-        wait = await self._poll("is_server_ready", timeout_s=timeout_s)
-        if wait is not None:
+        if wait := await self._poll("is_server_ready", timeout_s=timeout_s):
             raise server_not_ready(wait.error)
 
     async def _wait_for_model(self, timeout_s: float) -> None:

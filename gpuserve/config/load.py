@@ -294,9 +294,8 @@ def _bad_together(configuration: Configuration, *, served_here: bool) -> list[Pr
     entries = configuration.entries.models
     retried = ["retry_on_worker_death" in one.given and one.retry_on_worker_death for one in entries]
     found = [*models.violations_together(configuration.models, retried, configuration.settings)]
-    files = tls_files(configuration.settings) if served_here else None
     try:
-        if files is not None:
+        if served_here and (files := tls_files(configuration.settings)):
             check_files(files)
     except TlsFileError as error:
         found.append(Violation(("server", error.key), f"{error.key}: {error}"))

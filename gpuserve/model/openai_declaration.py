@@ -48,9 +48,8 @@ def with_openai_tensors(data: Any) -> Any:
 
 
 def with_own_tensors(declared: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of a model file with ``openai: true``, OpenAI's and its own, and its engine's
-    options. All inputs are optional. Without batches of the server the file's own tensors have their batch
-    axis.
+    """Return OpenAI's tensors and those of a model file, with a batch axis if the file has one and the server
+    makes no batches, and the options of the file's engine. All inputs are optional.
     """
     axis = [-1] if declared.get("max_batch_size") and not entry.get("max_batch_size") else []
     own = {key: [{**one, "shape": [*axis, *one["shape"]]} for one in declared[key]] for key in _TENSOR_KEYS}

@@ -134,9 +134,7 @@ def _input_array(name: str, value: Any, datatype: str | None) -> Any:
             elements = [
                 one.encode() if isinstance(one, str) else bytes(one) for one in array.ravel().tolist()
             ]
-            made = np.empty(len(elements), dtype=object)
-            made[:] = elements
-            return made.reshape(array.shape)
+            return np.array(elements, dtype=object).reshape(array.shape)
     except (ValueError, TypeError) as error:
         raise WrongCall(f"input {name!r}: {error}") from None
     return array
@@ -197,9 +195,7 @@ def _request_arrays(output: CheckedOutput, rows: Sequence[int]) -> list[Any]:
 def _output_array(output: CheckedOutput) -> Any:
     if output.datatype == BYTES:
         elements = decode_bytes(b"".join(output.parts), int(np.prod(output.shape)))
-        array = np.empty(len(elements), dtype=object)
-        array[:] = elements
-        return array.reshape(output.shape)
+        return np.array(elements, dtype=object).reshape(output.shape)
     parts = [np.asarray(part, dtype=output.dtype) for part in output.parts]
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return joined.reshape(output.shape).copy()

@@ -49,7 +49,7 @@ def test_importing_the_package_imports_its_version_and_nothing_else_of_it() -> N
     program = "import gpuserve, sys; print(*(name for name in sys.modules if 'gpuserve' in name))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     ours = {name for name in done.stdout.split() if not name.startswith("__editable__")}
-    assert ours == {"gpuserve", "gpuserve.core", "gpuserve.core.version"}
+    assert ours == {"gpuserve", "gpuserve.core", "gpuserve.core.lazy_names", "gpuserve.core.version"}
 
 
 def test_user_code_pays_for_numpy_and_no_more() -> None:

@@ -74,6 +74,7 @@ def test_what_user_code_imports_is_light() -> None:
     assert {name for name in ours if not is_below(name, "gpuserve.decorators")} == {
         "gpuserve",
         "gpuserve.core",
+        "gpuserve.core.lazy_names",
         "gpuserve.core.version",
     }
 

@@ -117,11 +117,12 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
     try:
         context.load_cert_chain(files.certfile, files.keyfile, refuse_passphrase)
     except ssl.SSLError as error:
-        if error.reason in _MISMATCHES:
-            text = f"the key in {files.keyfile!r} is not that of the certificate in {files.certfile!r}"
-            raise TlsFileError("tls_keyfile", text) from None
-        _load_certificates(files.certfile, "tls_certfile")  # OpenSSL does not say which file it cannot read
-        text = f"{files.keyfile!r} holds no private key that can be read, expected PEM"
+        text = f"the key in {files.keyfile!r} is not that of the certificate in {files.certfile!r}"
+        if error.reason not in _MISMATCHES:
+            _load_certificates(
+                files.certfile, "tls_certfile"
+            )  # OpenSSL does not say which file it cannot read
+            text = f"{files.keyfile!r} holds no private key that can be read, expected PEM"
         raise TlsFileError("tls_keyfile", text) from None
     return context
 
