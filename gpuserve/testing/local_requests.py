@@ -165,14 +165,12 @@ def batch_answers(
             yield _requested_outputs(arrays, request, given)
         return
     for one, request, given in zip(checked.each or (), requests, parameters, strict=True):
-        if isinstance(one, WireFailure):
+        if one is None:
+            yield None
+        elif isinstance(one, WireFailure):
             yield ModelCallError(*one)
         else:
-            yield (
-                None
-                if one is None
-                else _requested_outputs({out.name: _output_array(out) for out in one}, request, given)
-            )
+            yield _requested_outputs({out.name: _output_array(out) for out in one}, request, given)
 
 
 def _requested_outputs(

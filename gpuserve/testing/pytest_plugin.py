@@ -48,14 +48,8 @@ def _open_clients() -> Iterator[Callable[..., TestClient]]:
         yield client_of
 
 
-@pytest.fixture(scope="session")
-def _gpuserve_of_session() -> Iterator[Callable[..., TestClient]]:
-    yield from _open_clients()
-
-
-@pytest.fixture(scope="module")
-def _gpuserve_of_module() -> Iterator[Callable[..., TestClient]]:
-    yield from _open_clients()
+_gpuserve_of_session = pytest.fixture(scope="session")(_open_clients)
+_gpuserve_of_module = pytest.fixture(scope="module")(_open_clients)
 
 
 @pytest.fixture
