@@ -110,6 +110,7 @@ def test_the_plugin_is_an_entry_point_and_imports_nothing_that_a_test_may_not_ne
     assert sorted(one for one in modules if one.startswith("gpuserve")) == [
         "gpuserve",
         "gpuserve.core",
+        "gpuserve.core.lazy_names",
         "gpuserve.core.version",
         "gpuserve.testing",
         PLUGIN,
