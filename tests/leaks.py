@@ -119,7 +119,18 @@ def _has_server() -> bool:
 
 
 def _n_ingress() -> int:
-    return sum("gpuserve.front.ingress" in command_line(pid) for pid in children(os.getpid()))
+    """Return the number of ingress processes whose pidfd is open: the last descriptor of their start."""
+    started = [pid for pid in children(os.getpid()) if "gpuserve.front.ingress" in command_line(pid)]
+    return len(_pids_of_pidfds().intersection(started))
+
+
+def _pids_of_pidfds() -> set[int]:
+    found = set()
+    for name in os.listdir("/proc/self/fdinfo"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            lines = Path("/proc/self/fdinfo", name).read_text().splitlines()
+            found.update(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
+    return found
 
 
 def _published() -> frozenset[str]:
