@@ -8,11 +8,13 @@ import gc
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from gpuserve_worker.execution import lifecycle
 from gpuserve_worker.execution.lifecycle import ImportWatch, Reporter, SupervisorReceiver
 from gpuserve_worker.inference.callable_loading import LoadError
+from gpuserve_worker.inference.failure import log_text, log_traceback
 from gpuserve_worker.loading import (
     close_model,
     is_unusable,
@@ -74,16 +76,22 @@ def _serve(init: Init, boot: Link, link: Link, followers: Sequence[Link]) -> int
         # The exception of user code does not show whether the device caused it, so the device is tested.
         return lifecycle.EXIT_DEVICE if is_unusable(init.device) else lifecycle.EXIT_FAILED
     loop = new_loop(link, model, reporter)
-    warm_up(init, model, loop, reporter)
-    if imports is not None:
-        imports.start()
-    gc.freeze()  # the loaded objects stay alive, so later collections skip them
-    supervision.on_stop = loop.stop
-    supervision.on_sleep = partial(start_sleep, model, boot, reporter)
-    supervision.on_wake = partial(start_wake, model, boot, reporter)
-    boot.send(ready(model, time.monotonic() - started_s))
     try:
+        warm_up(init, model, loop, reporter)
+        if imports is not None:
+            imports.start()
+        gc.freeze()  # the loaded objects stay alive, so later collections skip them
+        supervision.on_stop = loop.stop
+        supervision.on_sleep = partial(start_sleep, model, boot, reporter)
+        supervision.on_wake = partial(start_wake, model, boot, reporter)
+        boot.send(ready(model, time.monotonic() - started_s))
         loop.run()
+    except (SystemExit, KeyboardInterrupt) as error:
+        # Its own exit status is not passed on, because it may be one that the supervisor knows.
+        reporter.error(f"the inference callable raised {log_text(error)}", log_traceback(error))
+        with suppress(OSError):  # the supervisor is gone
+            reporter.ending(f"its callable raised {log_text(error)}")
+        return lifecycle.EXIT_FAILED
     finally:
         if model.rank is not None:
             model.rank.close()

@@ -132,7 +132,8 @@ def _error_text(error: LoadError, base_dir: str) -> str:
 def _mismatch(path: str, target: Any, kwargs: Mapping[str, Any], adapted: bool) -> str | None:
     """Return the error in the object itself or in its arguments, or None."""
     if not (callable(target) or is_stepped(target) or (adapted and has_openai_method(target))):
-        return f"{path!r} is {type(target).__name__} and cannot be called"
+        expected = "which cannot be called; expected a function or a class"
+        return f"{path!r} is an object of type {type(target).__name__}, {expected}"
     if not isinstance(target, type):
         return None
     try:

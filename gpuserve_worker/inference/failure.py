@@ -19,7 +19,9 @@ CODES: Final = frozenset({
 TEXT_LIMIT: Final = 4096
 #: Limit of a traceback in the log.
 TRACEBACK_LIMIT: Final = 16384
-_OWN_DIRECTORY: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_PACKAGES: Final = "gpuserve", "gpuserve_worker"
+_OWN_DIRECTORIES: Final = tuple(os.path.join(_ROOT, name, "") for name in _PACKAGES)
 
 #: A quoted absolute path may contain spaces; an unquoted one ends at a space. URLs are left unchanged.
 _QUOTED_PATH: Final = re.compile(r"""(['"])/[^'"\n]*?([^'"/\n]*)\1""")
@@ -70,17 +72,23 @@ def failure_of(error: BaseException, *, all_lines: bool = False, prefix: str = "
 
 
 def log_text(error: BaseException) -> str:
-    return cut(" ".join(f"{type(error).__name__}: {_text(error)[: 4 * TEXT_LIMIT]}".split()), TEXT_LIMIT)
+    text = _printable(" ".join(_text(error)[: 4 * TEXT_LIMIT].split()))
+    return cut(f"{type(error).__name__}: {text}" if text else type(error).__name__, TEXT_LIMIT)
 
 
 def log_traceback(error: BaseException) -> str:
-    """Return the traceback of ``error``, from the first frame of user code on."""
+    """Return the traceback of ``error``, from the first frame of user code on. Return an empty text for an
+    error class of ours if no user code has raised it: its sentence says everything.
+    """
     import traceback  # most workers never need it
 
     frames: TracebackType | None = error.__traceback__
     while frames is not None and _is_ours(frames) and (frames.tb_next or isinstance(error, SyntaxError)):
         frames = frames.tb_next  # the text of a syntax error names the user's file
-    return cut("".join(traceback.format_exception(type(error), error, frames)), TRACEBACK_LIMIT)
+    if frames is not None and _is_ours(frames) and type(error).__module__.partition(".")[0] in _PACKAGES:
+        return ""
+    text = cut("".join(traceback.format_exception(type(error), error, frames)), TRACEBACK_LIMIT)
+    return "\n".join(map(_printable, text.split("\n")))
 
 
 def cut(text: str, most: int) -> str:
@@ -97,6 +105,13 @@ def _text(error: BaseException) -> str:
         return ""
 
 
+def _printable(text: str) -> str:
+    """Escape control characters, which may come from a client and would control the operator's terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def _is_ours(frame: TracebackType) -> bool:
     file = frame.tb_frame.f_code.co_filename
-    return file.startswith((_OWN_DIRECTORY, "<frozen importlib"))
+    return file.startswith((*_OWN_DIRECTORIES, "<frozen importlib"))

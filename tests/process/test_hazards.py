@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -285,3 +286,36 @@ with Server(http_port=0, grpc_port=0, metrics_port=0) as server:
     except StartupError as error:
         print(str(error).rsplit("raised ", 1)[-1])
 """
+
+
+WRONG = """
+import sys
+from gpuserve.decorators import batch
+
+@batch
+def m(x):
+    if x[0, 0] == 1.0:
+        sys.exit(3)
+    return [][0] if x[0, 0] == 2.0 else None
+"""
+
+
+def test_the_log_shows_frames_of_user_code_only(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(WRONG)
+    tensor = {"dtype": "float32", "shape": [-1]}
+    entry: dict[str, Any] = {"name": "m", "callable": "wrong.py:m", "max_batch_size": 8}
+    entry |= {"inputs": [{"name": "x", **tensor}], "outputs": [{"name": "y", **tensor}]}
+    with OperatedServer(config(tmp_path, entry)) as server:
+        server.wait_ready()
+        assert server.infer("m", 0.0).error.startswith("Unsupported output type NoneType: expected")
+        assert server.infer("m", 2.0).error == "list index out of range"
+        assert server.infer("m", 1.0).error == (
+            "model 'm': the worker process died twice while it ran this request"
+        )
+        server.wait_log("died (its callable raised SystemExit: 3)", 2)
+        assert server.end() == 0
+    refused, failed, *exits = [one for one in server.messages() if one["level"] == "error"]
+    assert "exc" not in refused
+    assert [one["exc"].count("File ") for one in (failed, *exits)] == [1, 1, 1]
+    assert all(str(tmp_path / "wrong.py") in one["exc"] for one in (failed, *exits))
+    assert exits[0]["msg"] == "the inference callable raised SystemExit: 3"

@@ -262,7 +262,7 @@ def test_check_shows_all_problems(capfd: pytest.CaptureFixture[str]) -> None:
     told = [(problem["line"], problem["message"]) for problem in result["problems"]]
     expected = [
         (2, "has no attribute 'absent'"),
-        (3, "is int and cannot be called"),
+        (3, "is an object of type int, which cannot be called; expected a function or a class"),
         (4, "ended the process with exit status 7"),
         (5, "cannot be made with these kwargs"),
         (6, "no device 'cuda:999'"),

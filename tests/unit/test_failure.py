@@ -62,10 +62,17 @@ def test_the_log_has_the_class_the_message_and_the_cause() -> None:
     with pytest.raises(ValueError, match="first") as caught:
         raise_with_cause()
     assert log_text(caught.value) == "ValueError: first second"
-    assert log_text(Unprintable()) == "Unprintable:"
+    assert log_text(Unprintable()) == "Unprintable"
     traceback = log_traceback(caught.value)
     assert __file__ in traceback
     assert "KeyError: '/srv/w.bin'" in traceback
+
+
+def test_control_characters_do_not_reach_the_terminal_of_an_operator() -> None:
+    with pytest.raises(ValueError, match="red") as caught:
+        raise ValueError("\x1b[31mred\0\n\ud800 é")
+    assert log_text(caught.value) == r"ValueError: \x1b[31mred\x00 \ud800 é"
+    assert log_traceback(caught.value).endswith("ValueError: \\x1b[31mred\\x00\n\\ud800 é\n")
 
 
 def test_an_endless_text_is_cut_in_the_log() -> None:
