@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from types import TracebackType
 from typing import Final
@@ -19,9 +18,7 @@ CODES: Final = frozenset({
 TEXT_LIMIT: Final = 4096
 #: Limit of a traceback in the log.
 TRACEBACK_LIMIT: Final = 16384
-_ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _PACKAGES: Final = "gpuserve", "gpuserve_worker"
-_OWN_DIRECTORIES: Final = tuple(os.path.join(_ROOT, name, "") for name in _PACKAGES)
 
 #: A quoted absolute path may contain spaces; an unquoted one ends at a space. URLs are left unchanged.
 _QUOTED_PATH: Final = re.compile(r"""(['"])/[^'"\n]*?([^'"/\n]*)\1""")
@@ -113,5 +110,8 @@ def _printable(text: str) -> str:
 
 
 def _is_ours(frame: TracebackType) -> bool:
-    file = frame.tb_frame.f_code.co_filename
-    return file.startswith((*_OWN_DIRECTORIES, "<frozen importlib"))
+    """Return whether a frame runs our code. The file of the frame does not tell, because a decorator that is
+    pickled with the user's function has no file.
+    """
+    module = str(frame.tb_frame.f_globals.get("__name__"))
+    return module.partition(".")[0] in (*_PACKAGES, "importlib", "_frozen_importlib")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -319,3 +320,39 @@ print("same")
     (tmp_path / "program.py").write_text(program)
     assert run("program.py", cwd=tmp_path) == ["same"]
     assert os.getcwd()
+
+
+FAILING = """
+from bound import FLOATS_IN_AND_OUT, ask, free_server
+from gpuserve.decorators import batch
+
+@batch
+def failing(INPUT_1):
+    raise KeyError("no such row")
+
+with free_server() as server:
+    server.bind("failing", failing, **FLOATS_IN_AND_OUT)
+    server.run()
+    try:
+        ask(server, "failing", 2.0)
+    except Exception:
+        pass
+"""
+
+
+def test_a_program_without_logging_shows_whose_failure_it_was_and_no_frame_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(FAILING)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    summary, *frames = done.stderr.splitlines()
+    raised = "the inference callable of model 'failing' raised KeyError: 'no such row'"
+    assert re.fullmatch(rf"\S+ \S+ ERROR   \[failing/0\] {raised}", summary), done.stderr
+    assert [one for one in frames if one.startswith("  File")] == [
+        '  File "<dynamic-code>", line 7, in failing'
+    ]

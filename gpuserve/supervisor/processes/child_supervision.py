@@ -402,7 +402,9 @@ class _LogLineHandler(logging.Handler):
             self._reactor.call_soon_threadsafe(add)
 
     def _show_unhandled(self, record: logging.LogRecord) -> None:
-        """Write a warning to stderr if logging is not configured, as Python does without any handler."""
+        """Write a warning to stderr if logging is not configured, as Python does without any handler, but in
+        our format: Python's shows neither the model nor the instance.
+        """
         logger: logging.Logger | None = logging.getLogger(record.name)
         own: list[logging.Handler] = []
         while logger is not None:
@@ -412,7 +414,8 @@ class _LogLineHandler(logging.Handler):
             logger = logger.parent if logger.propagate else None
         last = logging.lastResort
         if last is not None and record.levelno >= last.level and own[:1] == [self]:
-            last.handle(record)
+            line = {"msg": logs.TextFormatter().format(record), "levelno": record.levelno}
+            last.handle(logging.makeLogRecord(line))
 
 
 #: Burst of the rate limit, in seconds of the rate: enough for a traceback, or for a library that loads.
