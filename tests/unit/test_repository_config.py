@@ -579,6 +579,20 @@ def test_a_model_without_a_version_folder(tmp_path: Path) -> None:
     assert problem(tmp_path) == expected
 
 
+def test_a_folder_that_is_no_model_has_one_problem(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(ConfigProblems) as failure:
+        loaded(tmp_path)
+    expected = "the folder is no model: expected a config.pbtxt and version folders (1, 2, …)"
+    assert str(failure.value) == f"{tmp_path / 'notes'}: {expected}"
+
+
+def test_a_folder_with_a_config_in_place_of_models(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("models: []\n")
+    with pytest.raises(ConfigProblems, match=rf"has no models: .*; or serve {tmp_path}/config\.yaml$"):
+        loaded(tmp_path)
+
+
 def test_a_model_without_its_file(tmp_path: Path) -> None:
     folder = write(tmp_path, "m", MODEL, file="other.py")
     assert problem(tmp_path) == f"1:1: there is no model.py in {folder / '1'}, which has other.py"

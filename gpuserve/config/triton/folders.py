@@ -64,7 +64,9 @@ def model_folders(repository: str) -> list[ModelFolder]:
         raise RepositoryError(f"{text}; serve the repository that it is in: {os.path.relpath(parent)}")
     if not names:
         expected = f"expected a folder for each, with a {CONFIG} and version folders (1, 2, …)"
-        raise EmptyRepository(f"the model repository {repository} has no models: {expected}")
+        own = os.path.join(repository, "config.yaml")
+        hint = f"; or serve {own}" if os.path.isfile(own) else ""
+        raise EmptyRepository(f"the model repository {repository} has no models: {expected}{hint}")
     return [model_folder(repository, name) for name in names]
 
 

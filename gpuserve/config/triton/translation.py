@@ -21,7 +21,7 @@ from gpuserve.config.triton.backends import (
     normalized,
     triton_backend_of,
 )
-from gpuserve.config.triton.folders import ModelFolder, versions_served
+from gpuserve.config.triton.folders import CONFIG, ModelFolder, versions_served
 from gpuserve.config.triton.pbtxt import EntryDraft, Pbtxt, Treatment, findings, listed
 from gpuserve.config.yaml_document import Path
 from gpuserve.devices.names import CPU, EVERY_GPU, TOGETHER, gpu_name
@@ -285,6 +285,9 @@ def translated(folder: ModelFolder, pbtxt: Pbtxt, has_gpu: Callable[[], bool]) -
             draft.add_fault(path, f"{path[-1]} cannot be honoured: {rule.text}")
         else:
             draft.add_note(path, f"{path[-1]} has no effect: {rule.text}")
+    if folder.config is None and not folder.versions and not folder.problem:
+        draft.add_fault((), f"the folder is no model: expected a {CONFIG} and version folders (1, 2, …)")
+        return Translation(folder, draft, ())
     versions = _versions(draft, folder)
     files = folder.versions.get(versions[-1], frozenset()) if versions else frozenset()
     try:
