@@ -271,10 +271,11 @@ class Entry:
             if (key := cls.keys.get(name)) is None:
                 inner = {outer: each.kind for outer, each in cls.keys.items()}
                 nested = [
-                    f"{outer}.{each}"
+                    f"{outer}{'[]' if isinstance(kind, ListOf) else ''}.{each}"
                     for outer, kind in inner.items()
-                    if isinstance(kind, EntryOf)
-                    for each in kind.entry.keys
+                    for part in (kind.parts() if isinstance(kind, ListOf) else [kind])
+                    if isinstance(part, EntryOf)
+                    for each in part.entry.keys
                 ]
                 found.append(Mistake((*path, name), UNKNOWN, known=known, nested=tuple(nested), at_key=True))
             else:

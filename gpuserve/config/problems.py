@@ -14,7 +14,7 @@ from gpuserve.config.entries import MISSING, UNKNOWN, WRONG, Mistake
 from gpuserve.config.settings.values import mask_userinfo
 from gpuserve.config.yaml_document import Path, Span
 from gpuserve.core.errors import ConfigError
-from gpuserve.model.options import nearest
+from gpuserve.model.options import SYNONYMS, nearest
 
 _MAX_EXCERPT = 100
 _MAX_GIVEN = 80
@@ -119,8 +119,8 @@ def sentence(mistake: Mistake) -> str:
     path = mistake.path
     if mistake.kind == UNKNOWN:
         known, word = mistake.known, str(path[-1])
-        places = {one.rpartition(".")[2]: one for one in mistake.nested}
-        inside = difflib.get_close_matches(word, places, n=1, cutoff=0.85)
+        places = {one.rpartition(".")[2]: one for one in reversed(mistake.nested)}
+        inside = [] if word in SYNONYMS else difflib.get_close_matches(word, places, n=1, cutoff=0.85)
         hint = nearest(word, inside, places) if inside else nearest(word, known)
         hint = hint or f"; known keys are {', '.join(known)}"
         return f"unknown key {path[-1]!r} {_inside(path)}{hint}"

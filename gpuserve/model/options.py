@@ -404,12 +404,14 @@ def _type_of(value: Any) -> str:
 
 
 #: Words of other programs, with the words here that mean the same.
-_SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = {
+SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = {
     "port": ("http_port",),
     "address": ("host",),
     "stream": ("decoupled",),
     "streaming": ("decoupled",),
-    "gpu": ("device", "instances"),
+    "gpu": ("device", "instances", "cuda"),
+    "cpu": ("host",),
+    "ram": ("host",),
     "gpus": ("device", "instances"),
     "workers": ("instances", "count"),
     "replicas": ("instances", "count"),
@@ -421,6 +423,7 @@ _SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = {
     "type": ("dtype",),
     "datatype": ("dtype",),
     "dims": ("shape",),
+    "shared_weights": ("kwargs",),
     "path": ("callable",),
     "model": ("callable",),
     "ingress": ("ingress_processes",),
@@ -438,7 +441,7 @@ def nearest(word: str, known: Iterable[str], places: Mapping[str, str] | None = 
     import difflib
 
     folded = {candidate.casefold(): candidate for candidate in known}
-    close = [one for one in _SYNONYMS.get(word.casefold(), ()) if one in folded]
+    close = [one for one in SYNONYMS.get(word.casefold(), ()) if one in folded]
     close = close or difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
     if not close:
         return ""
