@@ -400,8 +400,8 @@ def read_callable_path(path: str) -> str:
     if is_model_path(path):
         return path
     if ":" not in path:
-        expected = "'file.py:attribute', 'package.module:attribute' or a model file such as 'model.onnx'"
-        raise ValueError(f"expected {expected}, given {path!r}")
+        files = "a model file such as 'model.onnx' or a folder such as './model'"
+        raise ValueError(f"expected 'file.py:attribute', 'package.module:attribute', {files}, given {path!r}")
     return ":".join(split_callable(path))
 
 

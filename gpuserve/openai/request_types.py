@@ -299,7 +299,7 @@ _TEXTS: Final = {
     "literal_error": "expected {expected}",
     "greater_than_equal": "expected at least {ge:g}",
     "less_than_equal": "expected at most {le:g}",
-    "too_short": "expected at least {min_length} of them",
+    "too_short": "expected a list of at least {min_length}",
 }
 
 
@@ -311,7 +311,7 @@ def _bad_request_of(error: ValidationError) -> BadRequest:
     if first["type"] not in {"missing", "value_error"}:
         value = first["input"]
         if isinstance(value, list | dict):
-            given = "a list" if isinstance(value, list) else "an object"
+            given = "an object" if isinstance(value, dict) else "a list" if value else "an empty list"
         else:
             cut = value[: _SHOWN_CHARACTERS + 1] if isinstance(value, str) else value
             given = json.dumps(cut, default=str)

@@ -120,6 +120,14 @@ def test_speech_is_the_text_that_the_pipeline_hears(tmp_path: Path) -> None:
     assert answer["text"][0, 0]
 
 
+def test_a_folder_without_the_files_of_its_tokenizer_is_refused(tmp_path: Path) -> None:
+    folder = tiny_models.writer(tmp_path / "folder")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(LoadError, match="'folder' has no vocabulary: expected the files of its tokenizer"):
+        HuggingFaceModel(str(folder))
+
+
 @pytest.mark.parametrize(
     ("make", "task"), [(tiny_models.encoder, "text-generation"), (tiny_models.writer, "image-classification")]
 )

@@ -319,7 +319,7 @@ def test_an_endpoint_that_the_model_does_not_have(client: openai.OpenAI) -> None
     ("more", "param", "text"),
     [
         ({"temperature": 3}, "temperature", "expected at most 2, given 3"),
-        ({"messages": []}, "messages", "expected at least 1 of them"),
+        ({"messages": []}, "messages", "expected a list of at least 1, given an empty list"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", 'given "robot"'),
         (
             {"messages": [{"role": "user", "content": 5}]},

@@ -174,6 +174,7 @@ def test_tokens_of_the_model_are_a_prompt(client: openai.OpenAI) -> None:
     [
         ({"frequency_penalty": 1}, "frequency_penalty: this model does not honour it"),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice: a call cannot be promised"),
+        ({"tool_choice": "required"}, "tool_choice: a call cannot be promised"),
         pytest.param(
             {"response_format": {"type": "json_object"}, "tools": TOOLS},
             "response_format: expected none beside tools",

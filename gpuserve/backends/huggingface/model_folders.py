@@ -230,6 +230,9 @@ def load_pipeline(settings: ModelSettings, task: str, **components: Any) -> Any:
     pipeline.device = torch.device(device)
     pipeline.model.eval()
     if pipeline.tokenizer is not None:
+        if len(pipeline.tokenizer) <= len(pipeline.tokenizer.all_special_ids):
+            expected = "expected the files of its tokenizer in the folder"
+            raise ModelFileError(f"{shown_name(settings.file)!r} has no vocabulary: {expected}")
         longest = getattr(pipeline.model.config, "max_position_embeddings", None)
         if isinstance(longest, int) and 0 < longest < pipeline.tokenizer.model_max_length:
             pipeline.tokenizer.model_max_length = longest

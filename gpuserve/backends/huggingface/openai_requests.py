@@ -84,11 +84,11 @@ async def generate_tokens(
 
 def _usable_tools(request: Any) -> list[dict[str, Any]] | None:
     """Return the tools that a model may call. Raise ``BadRequest`` if the client wants a call in any case."""
-    if not isinstance(request, ChatRequest) or not request.tools or request.tool_choice == "none":
+    if not isinstance(request, ChatRequest):
         return None
-    if request.tool_choice not in (None, "auto"):
+    if request.tool_choice not in (None, "auto", "none"):
         raise BadRequest('a call cannot be promised: expected "auto" or "none"', "tool_choice")
-    return request.tools
+    return None if request.tool_choice == "none" else request.tools or None
 
 
 def _sampled_prompt(
