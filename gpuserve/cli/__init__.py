@@ -17,6 +17,7 @@ _OPERATOR_COMMANDS: Final = frozenset(
 
 def main() -> NoReturn:
     """Run the command line and exit with an ``ExitCode``."""
+    import contextlib
     import gc
     import sys
 
@@ -38,11 +39,31 @@ def main() -> NoReturn:
             from gpuserve.cli.app import run
         gc.freeze()
         gc.enable()
-        sys.exit(run())
+        status = run()
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.flush()
+        sys.exit(status)
+    except OSError as error:
+        _report_full_disk(error)
     except KeyboardInterrupt:  # during an import
         from gpuserve.cli.exit_codes import INTERRUPTED
 
         sys.exit(INTERRUPTED)
+
+
+def _report_full_disk(error: OSError) -> NoReturn:
+    """Exit with one sentence if the output cannot be written because its disk is full. Raise other errors."""
+    import errno
+    import os
+    import sys
+
+    if error.errno != errno.ENOSPC or error.filename is not None:
+        raise error
+    sys.stderr.write(f"the output cannot be written: {error.strerror}\n")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left of the output at the exit
+    from gpuserve.cli.exit_codes import ExitCode
+
+    sys.exit(ExitCode.RUNTIME_FAILURE)
 
 
 def _open_standard_descriptors() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import socket
 import subprocess
@@ -138,6 +139,20 @@ def test_a_package_that_is_not_installed(folder: Path) -> None:
     )  # fmt: skip
     needed = "this needs the package matplotlib, which is not installed: pip install 'gpuserve[bench]'"
     assert (done.returncode, done.stderr.strip()) == (ExitCode.RUNTIME_FAILURE, needed)
+
+
+@pytest.mark.parametrize("line", ["schema", "version", "config c.yaml"])
+@pytest.mark.parametrize("buffered", [True, False])
+def test_output_on_a_full_disk(folder: Path, line: str, buffered: bool) -> None:
+    (folder / "c.yaml").write_text(CONFIG)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [GPUSERVE, *line.split()], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            env=environment,
+        )  # fmt: skip
+    expected = (ExitCode.RUNTIME_FAILURE, "the output cannot be written: No space left on device\n")
+    assert (done.returncode, done.stderr) == expected
 
 
 # ---- of clients ---------------------------------------------------------------------------------
