@@ -148,9 +148,14 @@ def test_output_on_a_full_disk(folder: Path, line: str, buffered: bool) -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"}
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [GPUSERVE, *line.split()], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            [GPUSERVE, *line.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
             env=environment,
-        )  # fmt: skip
+        )
     expected = (ExitCode.RUNTIME_FAILURE, "the output cannot be written: No space left on device\n")
     assert (done.returncode, done.stderr) == expected
 
