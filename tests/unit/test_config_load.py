@@ -116,7 +116,7 @@ def test_every_mistake_is_told_at_once_in_reading_order(tmp_path: Path) -> None:
     assert heads == [
         "1:21: server.http_port: expected an integer from 0 to 65535, given the string '80'",
         "1:38: port 8002 is already that of metrics_port (its default); give grpc_port another",
-        "4:15: models[0].callable: expected 'file.py:attribute', 'package.module:attribute' or a model file "
+        "4:15: models[0].callable: expected 'file.py:attribute', 'package.module:attribute', a model file "
         "such as 'model.onnx' or a folder such as './model', given 'linear'",
         "5:31: models[0].inputs[0].dtype: expected a dtype such as 'float32', 'FP32' or 'bytes', "
         "given 'float3'; did you mean 'float32'?",
