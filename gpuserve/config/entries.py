@@ -273,7 +273,7 @@ class Entry:
                 nested = [
                     f"{outer}{'[]' if isinstance(kind, ListOf) else ''}.{each}"
                     for outer, kind in inner.items()
-                    for part in (kind.parts() if isinstance(kind, ListOf) else [kind])
+                    for part in [kind.inner if isinstance(kind, ListOf) else kind]
                     if isinstance(part, EntryOf)
                     for each in part.entry.keys
                 ]
