@@ -54,38 +54,26 @@ class BlockCommand(TyperCommand):
     BLOCKS = "Server (each with its environment variable)"
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from rich.console import Console
+        from rich.console import Console, Group
         from rich.padding import Padding
         from rich.panel import Panel
         from rich.text import Text
 
+        panel = self.BLOCKS
+        blocks: list[Any] = [one for one in self.params if getattr(one, "rich_help_panel", None) == panel]
         others = copy.copy(self)
-        others.params = [one for one in self.params if not _is_block(one)]
+        others.params = [one for one in self.params if one not in blocks]
         others.epilog = None
         super(BlockCommand, others).format_help(ctx, formatter)
-        blocks = [one for one in self.params if _is_block(one)]
-        panel = Panel(_option_blocks(blocks), border_style="dim", title=self.BLOCKS, title_align="left")
+        lines: list[RenderableType] = []
+        for one in blocks:
+            flags = Text(", ".join((*one.opts, *one.secondary_opts)), style="bold cyan")
+            lines.append(flags.append(f" {one.metavar}" if one.metavar else "", style="bold yellow"))
+            lines.append(Padding(Text(one.help), (0, 0, 0, _INDENT)))
         console = Console()
-        console.print(panel)
+        console.print(Panel(Group(*lines), border_style="dim", title=panel, title_align="left"))
         if self.epilog:
             console.print(Padding(Text(self.epilog), 1))
-
-
-def _is_block(parameter: Any) -> bool:
-    return getattr(parameter, "rich_help_panel", None) == BlockCommand.BLOCKS
-
-
-def _option_blocks(options: Sequence[Any]) -> RenderableType:
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
-
-    lines: list[RenderableType] = []
-    for parameter in options:
-        flags = Text(", ".join((*parameter.opts, *parameter.secondary_opts)), style="bold cyan")
-        lines.append(flags.append(f" {parameter.metavar}" if parameter.metavar else "", style="bold yellow"))
-        lines.append(Padding(Text(parameter.help), (0, 0, 0, _INDENT)))
-    return Group(*lines)
 
 
 def with_server_options(verb: Callable[..., None]) -> Callable[..., None]:

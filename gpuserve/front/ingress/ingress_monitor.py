@@ -49,7 +49,7 @@ class IngressMonitor(ProtocolServer):
         admission: Admission,
         setup: messages.IngressSetup,
         tls: TlsFiles | None,
-        record_event: monitored.EventRecorder,
+        record_event: Callable[..., None],
         request_start: Callable[[int], None],
     ) -> None:
         self.serve = serve

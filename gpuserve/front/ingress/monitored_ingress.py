@@ -19,7 +19,7 @@ import signal
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpuserve.core.event_log import EventKind
 from gpuserve.core.states import StepTable
@@ -107,12 +107,6 @@ class RunningIngress:
     def on_received(self, received: messages.ReceivedConnections) -> None:
         for _ in range(received.n):
             self.on_their_way.popleft().accepted.close()
-
-
-class EventRecorder(Protocol):
-    """Records events of ingress processes for the event log."""
-
-    def __call__(self, kind: EventKind, **facts: Any) -> None: ...
 
 
 class MonitoredIngress:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from gpuserve.core.errors import RequestError, inner_code, request_error
 from gpuserve.front.ingress import channel_messages as messages
@@ -52,21 +53,6 @@ class IngressSession:
         self._publisher.close()
         self._exchanges.close()
         self._requests.close()
-
-
-class _SenderHead(NamedTuple):
-    headers: messages.Headers
-
-
-class _SenderEnds(NamedTuple):
-    source: str | bytes
-
-
-class _Sender(NamedTuple):
-    """The part of a request's exchange that fair queues use."""
-
-    head: _SenderHead
-    endpoints: _SenderEnds
 
 
 class ProxiedRequests:
@@ -170,8 +156,9 @@ class ProxiedRequests:
             tuple(regions),
         )
         if message.client is not None:
-            source, headers = message.client
-            request.sender = _Sender(_SenderHead(headers), _SenderEnds(source))
+            source, headers = message.client  # the part of an exchange that fair queues use
+            endpoints, head = SimpleNamespace(source=source), SimpleNamespace(headers=headers)
+            request.sender = SimpleNamespace(endpoints=endpoints, head=head)
         if message.received is not None:
             request.receiver = _Receiver(self._trace.receptions, message)
         return request
