@@ -20,10 +20,10 @@ from gpuserve.front.observability.gpu_health.gpu_states import (
     STEADY_S,
     TRANSITIONS,
     GpuEvent,
-    GpuLife,
     GpuSet,
     GpuState,
     LostGpu,
+    WatchedGpu,
 )
 from gpuserve.front.observability.metrics import prometheus
 
@@ -44,11 +44,11 @@ def gone(uuid: str = UUID) -> GpuReport:
     return GpuReport(uuid, "cuda:0", "A GPU", None, "NVML says: GPU is lost")
 
 
-def life() -> GpuLife:
-    return GpuLife(UUID, 1.0)
+def life() -> WatchedGpu:
+    return WatchedGpu(UUID, "cuda:0", "", 1.0)
 
 
-def back_after(one: GpuLife, lost_at: float) -> float:
+def back_after(one: WatchedGpu, lost_at: float) -> float:
     """How long a GPU that answers well from now on stays lost."""
     for second in itertools.count():
         one.on_report(report(), lost_at + second)
@@ -227,7 +227,7 @@ def test_without_news_for_long_nothing_is_known_any_more() -> None:
     assert [one.reading for one in gpus] == [GpuReading(temperature_c=40)]
     gpus.check_age(1.1 + PATIENCE_S)
     assert gpus.is_stale(1.1 + PATIENCE_S)
-    assert [(one.reading, one.life.state) for one in gpus] == [(None, GpuState.SUSPECT)]
+    assert [(one.reading, one.state) for one in gpus] == [(None, GpuState.SUSPECT)]
     gpus.update(NvmlRound((report(),)), 10.0)
     assert gpus.states() == {UUID: GpuState.HEALTHY}
     assert not gpus.is_stale(10.0)

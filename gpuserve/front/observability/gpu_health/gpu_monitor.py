@@ -364,7 +364,7 @@ class GpuWatch:
             return
         for gpu in self._gpus:
             if self._states[gpu.uuid] is not before.get(gpu.uuid, GpuState.HEALTHY):
-                _log(gpu.device or gpu.uuid, gpu.uuid, self._states[gpu.uuid], gpu.life.reason)
+                _log(gpu.device or gpu.uuid, gpu.uuid, self._states[gpu.uuid], gpu.reason)
         lost = self._gpus.lost()
         if lost != self._reported_lost:
             self._reported_lost = lost
@@ -457,7 +457,7 @@ _Parts: TypeAlias = Iterable[tuple[str, float | None]]
 
 
 def _states(gpu: WatchedGpu) -> _Parts:
-    return [(state.value.lower(), int(gpu.life.state is state)) for state in GpuState]
+    return [(state.value.lower(), int(gpu.state is state)) for state in GpuState]
 
 
 def _ecc_errors(gpu: WatchedGpu) -> _Parts:
@@ -508,8 +508,8 @@ def _gpu_document(gpu: WatchedGpu, models: Iterable[ModelMemory]) -> dict[str, A
         "uuid": gpu.uuid,
         "device": gpu.device,
         "name": gpu.product,
-        "state": gpu.life.state.value,
-        "reason": gpu.life.reason,
+        "state": gpu.state.value,
+        "reason": gpu.reason,
         "reading": _reading_document(gpu),
         "xid_errors": {str(number): count for number, count in sorted(gpu.xids.items())},
         "models": [{"name": one.model, "version": one.version, "memory_bytes": one.nbytes} for one in models],

@@ -20,7 +20,6 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gpuserve.core.states import EventTable
@@ -84,13 +83,19 @@ TRANSITIONS: Final[dict[tuple[GpuState, GpuEvent], GpuState]] = {
 LIVES: Final = EventTable("GPU", TRANSITIONS)
 
 
-class GpuLife:
-    """The state of one GPU. ``reason`` is why it is lost; ``interval_s`` separates two NVML rounds."""
+class WatchedGpu:
+    """One GPU and its state. ``reason`` is why it is lost; ``interval_s`` separates two NVML rounds."""
 
-    def __init__(self, uuid: str, interval_s: float) -> None:
+    def __init__(self, uuid: str, device: str, product: str, interval_s: float) -> None:
         self.uuid = uuid
+        self.device = device
+        self.product = product
         self.state = GpuState.HEALTHY
         self.reason = ""
+        #: The last reading, or None if the GPU is lost or NVML is silent about it.
+        self.reading: GpuReading | None = None
+        #: The count of each Xid.
+        self.xids: Counter[int] = Counter()
         self._first_probation_s = interval_s * PROBATION_READINGS
         self._probation_s = 0.0
         #: The time since which a lost GPU has answered well.
@@ -100,6 +105,7 @@ class GpuLife:
         self._contained_at = -math.inf
 
     def on_report(self, report: GpuReport, now: float) -> None:
+        self.reading = report.reading
         fault = report.fault or self._memory_fault(report.reading, now)
         if fault:
             self.fault(fault, now)
@@ -114,6 +120,7 @@ class GpuLife:
 
     def xid(self, number: int, now: float) -> None:
         """Process an error that the driver reported. ``NON_FENCING_XIDS`` leave the state as it is."""
+        self.xids[number] += 1
         if number == CONTAINED_XID:
             self._contained_at = now
         if number not in NON_FENCING_XIDS:
@@ -130,6 +137,7 @@ class GpuLife:
         self._apply(GpuEvent.FAULT)
 
     def silent(self) -> None:
+        self.reading = None
         self._good_since = math.inf
         self._apply(GpuEvent.SILENT)
 
@@ -161,19 +169,6 @@ class LostGpu(NamedTuple):
     reason: str
 
 
-@dataclass(eq=False, slots=True)
-class WatchedGpu:
-    """One GPU. ``reading`` is the last one, or None if the GPU is lost or NVML is silent about it."""
-
-    uuid: str
-    device: str
-    product: str
-    life: GpuLife
-    reading: GpuReading | None = None
-    #: The count of each Xid.
-    xids: Counter[int] = field(default_factory=Counter)
-
-
 class GpuSet:
     """All GPUs seen so far, by UUID. ``now`` is seconds of the monotonic clock everywhere."""
 
@@ -198,37 +193,34 @@ class GpuSet:
     def restore(self, lost: Iterable[LostGpu], now: float) -> None:
         """Take over the lost GPUs of an earlier front. Each has to answer well again."""
         for one in lost:
-            self._gpu(one.uuid, one.device, "").life.fault(one.reason, now)
+            self._gpu(one.uuid, one.device, "").fault(one.reason, now)
 
     def update(self, report: NvmlRound, now: float) -> None:
         """Process a round of NVML answers. A GPU that is missing from the round is lost."""
         self._updated_at, self._is_updated = now, True
         for one in report.gpus:
             gpu = self._gpu(one.uuid, one.device, one.product)
-            gpu.reading = one.reading
-            gpu.life.on_report(one, now)
+            gpu.on_report(one, now)
         for uuid in self._gpus.keys() - {one.uuid for one in report.gpus}:
             self._gpus[uuid].reading = None
-            self._gpus[uuid].life.fault("its driver does not list it any more", now)
+            self._gpus[uuid].fault("its driver does not list it any more", now)
 
     def count_xid(self, xid: Xid, now: float) -> None:
         for uuid in xid.uuids:
             gpu = self._gpus.get(uuid)
             if gpu is not None:
-                gpu.xids[xid.number] += 1
-                gpu.life.xid(xid.number, now)
+                gpu.xid(xid.number, now)
 
     def check_age(self, now: float) -> None:
         if self.is_stale(now):
             for gpu in self:
-                gpu.reading = None
-                gpu.life.silent()
+                gpu.silent()
 
     def _gpu(self, uuid: str, device: str, product: str) -> WatchedGpu:
         found = self._gpus.get(uuid)
         if found is None:
             device = self._devices.get(uuid, device)
-            found = self._gpus[uuid] = WatchedGpu(uuid, device, product, GpuLife(uuid, self._interval_s))
+            found = self._gpus[uuid] = WatchedGpu(uuid, device, product, self._interval_s)
         found.product = product or found.product
         return found
 
@@ -242,9 +234,7 @@ class GpuSet:
         return now - self._updated_at > self._interval_s + PATIENCE_S
 
     def lost(self) -> tuple[LostGpu, ...]:
-        return tuple(
-            LostGpu(one.uuid, one.device, one.life.reason) for one in self if one.life.state is GpuState.LOST
-        )
+        return tuple(LostGpu(one.uuid, one.device, one.reason) for one in self if one.state is GpuState.LOST)
 
     def states(self) -> Mapping[str, GpuState]:
-        return {one.uuid: one.life.state for one in self}
+        return {one.uuid: one.state for one in self}
