@@ -12,6 +12,7 @@ from http2_peer import POST, Peer, frame
 from http2_scene import RecordingWay
 from http2_scene import Talk as Http2Talk
 
+from gpuserve.front.models.batch_runner import AnswerTurns
 from gpuserve.front.requests.inference import InferResponse
 from gpuserve.model.spec import QueueSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
@@ -46,6 +47,12 @@ def test_the_answers_of_a_busy_model_are_delivered_in_portions(closes: bool) -> 
     asyncio.run(run())
     assert max(after - before for before, after in itertools.pairwise(answered)) == 16
     assert closes or answered[-1] == 64
+
+
+def test_answers_come_in_smaller_portions_while_clients_use_several_models() -> None:
+    turns = AnswerTurns()
+    sent = [("a", 1.0), ("a", 1.3), ("b", 1.4), ("a", 1.45), ("a", 1.5), ("a", 1.56)]
+    assert [turns.portion(model, sent_at) for model, sent_at in sent] == [16, 16, 4, 4, 4, 16]
 
 
 @pytest.mark.parametrize(("nbytes", "most"), [(64 << 10, 8), (1 << 20, 1)])

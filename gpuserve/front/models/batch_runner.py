@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 #: call that sends a MiB takes about 0.5 ms.
 _PORTION: Final = 16
 _PORTION_NBYTES: Final = 512 << 10
+#: The same number while clients use several models, and the time for which two models count as used together.
+_SHARED_PORTION: Final = 4
+_TOGETHER_S: Final = 0.1
 
 
 class ModelScheduling(NamedTuple):
@@ -45,6 +49,24 @@ class ModelScheduling(NamedTuple):
     scheduler: Scheduler
     source: BatchSource
     limits: RateLimitedSource | None = None
+
+
+class AnswerTurns:
+    """The number of answers that one turn of the event loop delivers, for all models of a front: fewer while
+    clients use several models, so that a flood of one model holds up the requests for another less.
+    """
+
+    def __init__(self) -> None:
+        self._model: object = None
+        self._changed_at = -math.inf
+
+    def portion(self, model: object, sent_at: float) -> int:
+        """Return the number for a model whose batch was sent at this time."""
+        if model is not self._model:
+            if self._model is not None:
+                self._changed_at = sent_at
+            self._model = model
+        return _PORTION if sent_at - self._changed_at > _TOGETHER_S else _SHARED_PORTION
 
 
 class BatchRunner:
@@ -63,8 +85,10 @@ class BatchRunner:
         answers: ModelAnswers,
         metrics: ModelMetrics,
         on_other: Callable[[WorkerLink, wire.Message], None],
+        turns: AnswerTurns,
     ) -> None:
         self._spec = spec
+        self._turns = turns
         self._scheduling = scheduling
         self._messages = messages
         self._instances = instances
@@ -78,6 +102,7 @@ class BatchRunner:
         self._unsent: deque[tuple[InFlightBatch, wire.Run, Iterator[None]]] = deque()
         #: Answers for later turns of the event loop, so that requests for other models are read in between.
         self._undelivered: deque[tuple[PendingRequest, Answer]] = deque()
+        self._most_answers = _PORTION
         self._loop = asyncio.get_running_loop()
         self.pump_due = False
         self._wakeup: asyncio.TimerHandle | None = None
@@ -277,7 +302,9 @@ class BatchRunner:
         else:
             answers = self._messages.unpack(link, flight.batch, done)
         # An instance without a batch waits for the requests that follow these answers.
-        portion = _portion_of(answers[0]) if len(answers) > 1 else _PORTION
+        is_inner = flight.requests[0].request.depth > 0  # of an ensemble or a callable
+        self._most_answers = _PORTION if is_inner else self._turns.portion(self, flight.sent_at)
+        portion = self._portion_of(answers[0]) if len(answers) > 1 else _PORTION
         if self._undelivered or (len(answers) > portion and (link.in_flight or portion < _PORTION)):
             if not self._undelivered:
                 self._loop.call_soon(self._deliver_portion)
@@ -293,7 +320,7 @@ class BatchRunner:
         """Deliver ``most`` answers, 0 for as many as one turn of the event loop has time for."""
         undelivered = self._undelivered
         try:
-            for _ in range(min(most or _portion_of(undelivered[0][1]), len(undelivered))):
+            for _ in range(min(most or self._portion_of(undelivered[0][1]), len(undelivered))):
                 pending, answer = undelivered.popleft()
                 self._answers.release_inputs(pending)
                 self._answers.deliver(pending, answer)
@@ -302,6 +329,12 @@ class BatchRunner:
                 self._loop.call_soon(self._deliver_portion)
             else:
                 self.pump_soon()
+
+    def _portion_of(self, answer: Answer) -> int:
+        """Return the number of answers of this size that are delivered in one turn of the event loop."""
+        most = self._most_answers
+        nbytes = sum([len(one.data) for one in answer.outputs]) if isinstance(answer, InferResponse) else 0
+        return most if nbytes * most <= _PORTION_NBYTES else max(1, _PORTION_NBYTES // nbytes)
 
     def _count(self, flight: InFlightBatch, done: wire.Done, answers: Sequence[object]) -> None:
         """Count the requests of a batch, in the turn of the event loop that delivers their answers."""
@@ -385,9 +418,3 @@ class BatchRunner:
             self._deliver_portion(len(self._undelivered))
         if self._wakeup is not None:
             self._wakeup.cancel()
-
-
-def _portion_of(answer: Answer) -> int:
-    """Return the number of answers of this size that are delivered in one turn of the event loop."""
-    nbytes = sum([len(one.data) for one in answer.outputs]) if isinstance(answer, InferResponse) else 0
-    return _PORTION if nbytes * _PORTION <= _PORTION_NBYTES else max(1, _PORTION_NBYTES // nbytes)

@@ -15,7 +15,7 @@ from gpuserve.front.ipc.batch_messages import BatchMessages
 from gpuserve.front.ipc.gather import adopt_blocks
 from gpuserve.front.ipc.shared_memory import RegionTable
 from gpuserve.front.ipc.worker_link import WorkerLink, reject_message
-from gpuserve.front.models.batch_runner import BatchRunner, ModelScheduling
+from gpuserve.front.models.batch_runner import AnswerTurns, BatchRunner, ModelScheduling
 from gpuserve.front.models.instances import ModelInstances
 from gpuserve.front.models.model_answers import ModelAnswers
 from gpuserve.front.models.model_workers import ModelWorkers, OverdueCalls
@@ -182,6 +182,7 @@ class ModelDriver(Driver):
         on_other: Callable[[WorkerLink, wire.Message], None] = reject_message,
         front_lost_at: float = -math.inf,
         link_between: LinkBetween = link_by_name,
+        turns: AnswerTurns | None = None,
     ) -> None:
         self.spec = spec
         self.metrics = metrics
@@ -196,7 +197,8 @@ class ModelDriver(Driver):
         if limiter is not None:
             limits = RateLimitedSource(scheduler, spec.instances, limiter, self._pump_soon)
         scheduling = ModelScheduling(scheduler, limits or scheduler, limits)
-        self._runner = runner = BatchRunner(spec, scheduling, messages, instances, answers, metrics, on_other)
+        parts = spec, scheduling, messages, instances, answers, metrics, on_other
+        self._runner = runner = BatchRunner(*parts, turns or AnswerTurns())
         inputs = messages.device_inputs
         self.workers = ModelWorkers(spec, scheduling, instances, inputs, self.arena, answers, runner, metrics)
         self.overdue = OverdueCalls(spec, scheduling, runner, self.workers, answers, metrics)

@@ -22,6 +22,7 @@ from gpuserve.config.settings.checks import resource_limits
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.devices.names import OFF, devices_of
 from gpuserve.front.ipc.worker_link import DeviceLinks, WorkerLink, reject_message
+from gpuserve.front.models.batch_runner import AnswerTurns
 from gpuserve.front.models.ensemble_driver import EnsembleDriver
 from gpuserve.front.models.model_driver import Driver, ModelDriver
 from gpuserve.front.models.model_workers import OverdueCall
@@ -63,6 +64,7 @@ class Generations:
     def __init__(self, parts: ModelParts, notify_supervisor: NotifySupervisor, spawn: Spawn) -> None:
         limits = resource_limits(parts.settings)
         self._limiter = None if limits is None else SharedResources(limits)
+        self._turns = AnswerTurns()
         #: The approximate time when the previous front died; clients do not know of the death.
         self._front_lost_at = time.monotonic() if parts.epoch > 1 else -math.inf
         self._parts = parts
@@ -160,7 +162,7 @@ class Generations:
             logger.warning("model %s: response_cache has no effect: response_cache_nbytes is 0", spec.name)
         on_other = partial(self._on_other_message, _owner(spec))
         link_between = self._service.control.gpus.link_between
-        more = regions, self._limiter, on_other, self._front_lost_at, link_between
+        more = regions, self._limiter, on_other, self._front_lost_at, link_between, self._turns
         kind = OnDemandDriver if spec.on_demand else ModelDriver
         driver = kind(spec, most, metrics, cache, *more)
         if self._parts.settings.access_log != OFF:
