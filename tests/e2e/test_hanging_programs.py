@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import python_backend
 from bound import FLOATS_IN_AND_OUT, Refused, ask, free_server
+from doors import DOORS
 from hanging_scene import entry
 from operated import InBackground, OperatedServer, config
 from processes import children, command_line, wait_until
@@ -99,19 +100,26 @@ def test_a_worker_of_an_attached_program_is_killed_and_replaced(
 
 @pytest.mark.thorough
 def test_a_call_that_hangs_longer_than_its_front_lives_is_ended_by_the_next(tmp_path: Path) -> None:
-    """Nobody waits for it then; who asks next is not to blame, and is answered by the worker's successor."""
+    """Nobody waits for it then; who asks next is not to blame, and is answered by the worker's successor.
+
+    An ingress process keeps the connection, and gives the request to the next front, where it hangs again.
+    """
     with OperatedServer(config(tmp_path, entry("m", "in_c", execution_timeout_s=1.0))) as server:
         server.wait_ready()
         hung = InBackground(server.infer, "m", -1.0)
         wait_until(lambda: server.metric("gpuserve_running_requests", model="m") == 1, "it hangs")
         front = server.front
         os.kill(front, signal.SIGKILL)
-        with pytest.raises(Exception):  # noqa: B017, PT011 - whichever way its connection ends
-            hung.result()
+        if DOORS > 1:
+            assert hung.result().status == 504
+        else:
+            with pytest.raises(Exception):  # noqa: B017, PT011 - whichever way its connection ends
+                hung.result()
         wait_until(lambda: server.front not in {0, front}, "another front is started")
         wait_until(lambda: server.status("/v2/health/ready") == 200, "it is ready")
         assert server.infer("m", 1.0).output("y") == [2.0]
-        assert server.metric("gpuserve_execution_timeouts_total", model="m") == 1
+        n_calls = 2 if DOORS > 1 else 1
+        assert server.metric("gpuserve_execution_timeouts_total", model="m") == n_calls
         assert server.end() == 0
 
 
