@@ -159,7 +159,10 @@ class ListOf(Kind):
 
     def read(self, value: Any, path: Place, found: list[Mistake]) -> Any:
         if not isinstance(value, list):
-            found.append(Mistake(path, UNEXPECTED, "a list", value))
+            example = ""
+            if isinstance(self.inner, Scalar) and self.inner.is_text and isinstance(value, str):
+                example = f", such as {[one.strip() for one in value.split(',')]}"
+            found.append(Mistake(path, UNEXPECTED, f"a list{example}", value))
             return value
         if self._some and not value:
             found.append(Mistake(path, UNEXPECTED, "at least one entry", value))

@@ -128,7 +128,7 @@ def sentence(mistake: Mistake) -> str:
         return f"missing key {path[-1]!r} {_inside(path)}"
     if mistake.kind == WRONG:
         return f"{dotted(path)}: {mistake.text}"
-    return f"{dotted(path)}: expected {mistake.text}, given {describe(mistake.given)}"
+    return f"{dotted(path) or 'the config'}: expected {mistake.text}, given {describe(mistake.given)}"
 
 
 def _inside(path: Path) -> str:
