@@ -24,7 +24,15 @@ from gpuserve.model.openai_declaration import has_openai_method, is_for_openai
 from gpuserve.model.self_description import declaration, target_kind
 from gpuserve.model.signature import call_problem
 from gpuserve_worker.execution.lifecycle import die_with_parent
-from gpuserve_worker.inference.callable_loading import YIELDING, CallableKind, LoadError, locate, module_at
+from gpuserve_worker.inference.callable_loading import (
+    YIELDING,
+    CallableKind,
+    LoadError,
+    locate,
+    makes_callable,
+    module_at,
+    unused_kwargs,
+)
 from gpuserve_worker.inference.stepping import is_stepped
 
 
@@ -135,7 +143,7 @@ def _mismatch(path: str, target: Any, kwargs: Mapping[str, Any], adapted: bool) 
         expected = "which cannot be called; expected a function or a class"
         return f"{path!r} is an object of type {type(target).__name__}, {expected}"
     if not isinstance(target, type):
-        return None
+        return unused_kwargs(repr(path), kwargs) if kwargs and not makes_callable(target, kwargs) else None
     try:
         signature = inspect.signature(target)
     except (ValueError, TypeError):

@@ -94,7 +94,7 @@ def build(
             raise LoadError(f"{name} is {kind_of(target).value}, which cannot be a factory")
         made = _make(target, name, kwargs, device)
     elif kwargs:
-        raise LoadError(f"{name} is called as it is, so it takes no kwargs, but {_names(kwargs)} given")
+        raise LoadError(unused_kwargs(name, kwargs))
     if adapter := source.get("adapter"):
         made = _adapted(made, name, adapter)
     if not (callable(made) or is_stepped(made)):
@@ -178,8 +178,10 @@ def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def _names(kwargs: Mapping[str, Any]) -> str:
-    return ", ".join(map(repr, kwargs)) + (" was" if len(kwargs) == 1 else " were")
+def unused_kwargs(name: str, kwargs: Mapping[str, Any]) -> str:
+    """Return the error of kwargs for a callable that is not made by a call."""
+    given = ", ".join(map(repr, kwargs)) + (" was" if len(kwargs) == 1 else " were")
+    return f"{name} is called as it is, so it takes no kwargs, but {given} given"
 
 
 def _unpickle(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:

@@ -146,8 +146,10 @@ def test_children_answer_in_order_and_a_crash_is_an_answer(
 ) -> None:
     (tmp_path / "models.py").write_text(MODELS)
     (tmp_path / "dies.py").write_text("import os\nos._exit(7)\n")
-    paths = ["models.py:stream", "dies.py:x", "models.py:Scaled"]
-    first, second, third = ask_callables(CallableQuestion(one, str(tmp_path), {"width": 2}) for one in paths)
+    asked = {"models.py:stream": {}, "dies.py:x": {}, "models.py:Scaled": {"width": 2}}
+    first, second, third = ask_callables(
+        CallableQuestion(path, str(tmp_path), kwargs) for path, kwargs in asked.items()
+    )
     assert first.declared["decoupled"] is True
     assert second.problem == "importing 'dies.py:x' ended the process with exit status 7"
     assert third.declared["max_batch_size"] == 8
