@@ -76,9 +76,11 @@ def test_what_another_thread_logs_is_a_line_of_the_reactor(lines: LogLines) -> N
     assert line.text.endswith("[m/0] look")
 
 
-def test_a_program_without_a_log_sees_its_warnings_as_before() -> None:
+def test_a_program_without_a_log_sees_its_warnings_in_our_format() -> None:
     done = subprocess.run(
         [sys.executable, "-c", UNCONFIGURED], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stderr == "something is wrong\nconfigured: still wrong\nconfigured: over\n"
+    first, rest = done.stderr.split("\n", 1)
+    assert first.endswith(" WARNING something is wrong")
+    assert rest == "configured: still wrong\nconfigured: over\n"
     assert done.stdout == "['something is wrong', 'still wrong']\n"
