@@ -1,7 +1,7 @@
 """The adapter from a user's callable for OpenAI's clients to an inference callable.
 
 Each inference request has the body of one HTTP request and the name of its endpoint. Each response is a
-document, or a chunk of a stream. Only this file of the package knows tensors.
+document, or a chunk of a stream.
 
 ============================================  =====================================================
 the callable has                              it answers
@@ -27,53 +27,47 @@ from contextlib import aclosing, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-import numpy as np
-
-from gpuserve.model.openai_declaration import annotation_names
-from gpuserve.openai import answers
+from gpuserve.model.openai_declaration import METHODS, REQUEST, annotation_names
 from gpuserve.openai import documents as written
-from gpuserve.openai.answers import BadRequest, Token, without_frames
-from gpuserve.openai.endpoints import REQUESTS, OpenAIEndpoint, endpoint_of, honoured_members, parse_body
-from gpuserve.openai.request_types import (
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    TypedRequest,
+from gpuserve.openai.answers import BadRequest, NoSuchEndpoint, Token, without_frames
+from gpuserve.openai.endpoints import (
+    REQUESTS,
+    OpenAIEndpoint,
+    endpoint_of,
+    honoured_members,
+    parse_body,
+    response_of,
 )
+from gpuserve.openai.request_types import ChatRequest, CompletionRequest, EmbeddingRequest
 from gpuserve.openai.text_answer import TextAnswer
 from gpuserve_worker.inference.stepping import is_stepped
 
 if TYPE_CHECKING:
     from gpuserve_worker.inference.inference_request import Request
 
-#: The names that ``gpuserve/model/openai_declaration.py`` declares.
-_REQUEST: Final = "request"
-_RESPONSE: Final = "response"
 #: An answer to a request of a batch: a response, an error, or nothing yet.
 Answer = Mapping[str, Any] | Exception | None
 
 
 def adapt_callable(made: Any) -> Any:
     """Return the inference callable over a user's callable. Raise TypeError if that answers no endpoint."""
-    model = _adapted(made)
+    model: Any
+    if is_stepped(made):
+        from gpuserve.openai.stepped import SteppedOpenAI
+
+        model = SteppedOpenAI(made)
+    else:
+        handlers = handlers_of(made)
+        model = OpenAIModel(handlers, made)
+        if handlers.keys() == {OpenAIEndpoint.EMBEDDINGS}:
+            embed = handlers[OpenAIEndpoint.EMBEDDINGS].call
+            function = embed if inspect.isroutine(embed) else type(embed).__call__
+            if not inspect.iscoroutinefunction(inspect.unwrap(function)):
+                model = EmbeddingModel(handlers, made)
     for hook in ("close", "sleep", "wake"):
         if callable(method := getattr(made, hook, None)):
             setattr(model, hook, method)
     return model
-
-
-def _adapted(made: Any) -> Any:
-    if is_stepped(made):
-        from gpuserve.openai.stepped import SteppedOpenAI
-
-        return SteppedOpenAI(made)
-    handlers = handlers_of(made)
-    embed = handlers.get(OpenAIEndpoint.EMBEDDINGS)
-    if embed is not None and len(handlers) == 1:
-        function = embed.call if inspect.isroutine(embed.call) else type(embed.call).__call__
-        if not inspect.iscoroutinefunction(inspect.unwrap(function)):
-            return EmbeddingModel(embed, made)
-    return OpenAIModel(handlers, made)
 
 
 class BatchMember:
@@ -81,24 +75,15 @@ class BatchMember:
 
     def __init__(self, request: Request, handlers: Mapping[OpenAIEndpoint, EndpointHandler]) -> None:
         self.answer: Answer = None
-        self._shape = request[_REQUEST].shape
+        self.shape = request[REQUEST].shape
         try:
             self.endpoint = endpoint_of(request.parameters, handlers)
-            self.request: Any = _parse(request, self.endpoint, handlers[self.endpoint])
-        except (BadRequest, answers.NoSuchEndpoint) as error:
+            handler = handlers[self.endpoint]
+            self.request: Any = parse_body(request, self.endpoint, handler.honours)
+            if handler.argument is HandlerArgument.TEXTS:
+                self.request.require_texts()
+        except (BadRequest, NoSuchEndpoint) as error:
             self.answer = without_frames(error)
-
-    def response(self, document: bytes) -> dict[str, Any]:
-        tensor = np.empty(self._shape, dtype=object)
-        tensor.fill(document)
-        return {_RESPONSE: tensor}
-
-
-def _parse(request: Request, endpoint: OpenAIEndpoint, handler: EndpointHandler) -> TypedRequest:
-    parsed: TypedRequest = parse_body(request, endpoint, handler.honours)
-    if isinstance(parsed, EmbeddingRequest) and handler.argument is HandlerArgument.TEXTS:
-        parsed.require_texts()
-    return parsed
 
 
 class EmbeddingModel:
@@ -106,8 +91,8 @@ class EmbeddingModel:
     requests with tensors of its own.
     """
 
-    def __init__(self, embed: EndpointHandler, made: Any) -> None:
-        self._handlers = {OpenAIEndpoint.EMBEDDINGS: embed}
+    def __init__(self, handlers: Mapping[OpenAIEndpoint, EndpointHandler], made: Any) -> None:
+        self._handlers = handlers
         self._made = made
 
     def __call__(self, requests: Sequence[Request]) -> list[Answer]:
@@ -127,7 +112,7 @@ class OpenAIModel:
     of its own.
     """
 
-    def __init__(self, handlers: dict[OpenAIEndpoint, EndpointHandler], made: Any) -> None:
+    def __init__(self, handlers: Mapping[OpenAIEndpoint, EndpointHandler], made: Any) -> None:
         self._handlers = handlers
         self._made = made
 
@@ -164,7 +149,7 @@ class OpenAIModel:
         try:
             async with aclosing(_text_documents(call, one.request)) as documents:
                 async for document in documents:
-                    yield one.response(document)
+                    yield response_of(document, one.shape)
         except BadRequest as error:
             yield without_frames(error)
         except Exception as error:  # user code may raise anything; other requests continue
@@ -179,11 +164,8 @@ def _has_own_tensors(requests: Sequence[Request]) -> bool:
     ``BadRequest`` for a batch without inputs.
     """
     if not len(requests[0]):
-        raise BadRequest(f"expected the input '{_REQUEST}', or the inputs of the model")
-    return _REQUEST not in requests[0]
-
-
-# ---- embeddings -----------------------------------------------------------------------------------
+        raise BadRequest(f"expected the input '{REQUEST}', or the inputs of the model")
+    return REQUEST not in requests[0]
 
 
 class EmbeddingGroup:
@@ -214,7 +196,7 @@ class EmbeddingGroup:
                 one.answer = vectors
                 continue
             try:
-                one.answer = one.response(written.embedding_document(one.request, vectors))
+                one.answer = response_of(written.embedding_document(one.request, vectors), one.shape)
             except BadRequest as error:
                 one.answer = without_frames(error)
 
@@ -238,9 +220,8 @@ def _embedding_groups(handler: EndpointHandler | None, batch: Sequence[BatchMemb
     found = [one for one in batch if one.answer is None and one.endpoint is OpenAIEndpoint.EMBEDDINGS]
     if handler is None or not found:
         return []
-    if handler.argument is HandlerArgument.REQUEST:
-        return [EmbeddingGroup(handler, [one]) for one in found]
-    return [EmbeddingGroup(handler, found)]
+    groups = [[one] for one in found] if handler.argument is HandlerArgument.REQUEST else [found]
+    return [EmbeddingGroup(handler, members) for members in groups]
 
 
 async def _answer_embeddings(groups: Sequence[EmbeddingGroup], batch: Sequence[BatchMember]) -> list[Answer]:
@@ -250,9 +231,6 @@ async def _answer_embeddings(groups: Sequence[EmbeddingGroup], batch: Sequence[B
             given = group.call()
             group.set_answers(await given if inspect.isawaitable(given) else given)
     return [one.answer if one in members else None for one in batch]
-
-
-# ---- text -----------------------------------------------------------------------------------------
 
 
 async def _text_documents(
@@ -279,17 +257,6 @@ async def _batches(result: Any, answer: TextAnswer, index: int) -> AsyncGenerato
     yield answer.add(index, (), is_last=True)
 
 
-# ---- handlers ------------------------------------------------------------------------------------
-
-
-#: The method of each endpoint.
-METHODS: Final = {
-    OpenAIEndpoint.CHAT: "chat",
-    OpenAIEndpoint.COMPLETIONS: "complete",
-    OpenAIEndpoint.EMBEDDINGS: "embed",
-}
-
-
 class HandlerArgument(enum.Enum):
     """The argument of a handler function."""
 
@@ -311,7 +278,7 @@ def handlers_of(made: Any) -> dict[OpenAIEndpoint, EndpointHandler]:
     honours = honoured_members(made)
     found = {
         endpoint: EndpointHandler(method, _argument_of(endpoint, method), honours)
-        for endpoint, name in METHODS.items()
+        for endpoint, name in zip(OpenAIEndpoint, METHODS, strict=True)
         if callable(method := getattr(made, name, None))
     }
     if not found and callable(made):
@@ -332,8 +299,6 @@ def _argument_of(endpoint: OpenAIEndpoint, function: Callable[..., Any]) -> Hand
         return HandlerArgument.REQUEST
     return HandlerArgument.TEXTS if "str" in words else HandlerArgument.REQUESTS
 
-
-# ---- values and streams --------------------------------------------------------------------------
 
 _One = TypeVar("_One")
 #: Interval at which an iterator that never awaits yields to the event loop.

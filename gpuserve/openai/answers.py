@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-#: ``errors.Code`` of an invalid request.
-_INVALID: Final = "INVALID_ARGUMENT"
+from gpuserve.core.errors import Code
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +67,12 @@ class Embeddings:
     prompt_tokens: int | Sequence[int] | None = None
 
 
-class _OpenAICode(NamedTuple):
-    value: str
-
-
 class BadRequest(Exception):
     """An error that a callable raises if the client must change its request: the answer has status 400 and
     this text. ``param`` is the wrong member of the request.
     """
 
-    code = _OpenAICode(_INVALID)
+    code = Code.INVALID_ARGUMENT
 
     def __init__(self, text: str, param: str = "") -> None:
         super().__init__(f"{param}: {text}" if param else text)
@@ -86,7 +81,7 @@ class BadRequest(Exception):
 class NoSuchEndpoint(Exception):
     """An error for an endpoint that the model does not answer."""
 
-    code = _OpenAICode("NOT_FOUND")
+    code = Code.NOT_FOUND
 
 
 def without_frames(error: Exception) -> Exception:
@@ -98,8 +93,6 @@ def without_frames(error: Exception) -> Exception:
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
-
-# ---- answers -------------------------------------------------------------------------------------
 
 STOP: Final = "stop"
 LENGTH: Final = "length"
@@ -193,9 +186,6 @@ class AnswerChoice:
     def _delta(self, text: str, reason: str = "") -> Delta:
         tokens, self._tokens = self._tokens, []
         return Delta(text, tokens, None, reason)
-
-
-# ---- stop sequences ------------------------------------------------------------------------------
 
 
 class StopSequences:

@@ -36,14 +36,6 @@ def _encodable(value: Any) -> Any:
     return value
 
 
-def usage_document(prompt_tokens: int, completion_tokens: int) -> Node:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
-
-
 class AnswerDocuments(ABC):
     """The writer of the documents of one request."""
 
@@ -240,8 +232,13 @@ def embedding_document(request: EmbeddingRequest, returned: Any) -> bytes:
     """
     [made] = split_embeddings(returned, [request])
     rows = made.vectors
-    if request.dimensions is not None:
-        rows = _shortened(rows, request.dimensions)
+    width, dimensions = rows.shape[1], request.dimensions
+    if dimensions is not None and dimensions > width:
+        raise BadRequest(f"this model's vectors have {width}, given {dimensions}", "dimensions")
+    if dimensions is not None and dimensions < width:
+        cut = rows[:, :dimensions]
+        norms = np.linalg.norm(cut, axis=1, keepdims=True)
+        rows = np.ascontiguousarray(cut / np.where(norms, norms, 1), dtype="<f4")
     usage = {"prompt_tokens": made.prompt_tokens, "total_tokens": made.prompt_tokens}
     vectors: Any = rows
     if request.encoding_format == "base64":
@@ -258,15 +255,3 @@ def _vector_rows(vectors: Any) -> Vectors:
     if rows.ndim != 2:
         raise ValueError(f"expected vectors of shape [inputs, dimensions], got {list(rows.shape)}")
     return rows
-
-
-def _shortened(rows: Vectors, dimensions: int) -> Vectors:
-    """Return the first dimensions of each vector, normalized."""
-    width = rows.shape[1]
-    if dimensions > width:
-        raise BadRequest(f"this model's vectors have {width}, given {dimensions}", "dimensions")
-    if dimensions == width:
-        return rows
-    cut = rows[:, :dimensions]
-    norms = np.linalg.norm(cut, axis=1, keepdims=True)
-    return np.ascontiguousarray(cut / np.where(norms, norms, 1), dtype="<f4")

@@ -1,4 +1,4 @@
-"""The endpoints of OpenAI's API, and the bodies of their requests."""
+"""The endpoints of OpenAI's API, and their requests and responses as tensors, which only this file knows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import enum
 from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.model.openai_declaration import ENDPOINT, REQUEST
+import numpy as np
+
+from gpuserve.model.openai_declaration import ENDPOINT, REQUEST, RESPONSE
 from gpuserve.openai.answers import BadRequest, NoSuchEndpoint
 from gpuserve.openai.request_types import (
     DECISIVE,
@@ -68,3 +70,10 @@ def parse_body(request: Request, endpoint: OpenAIEndpoint, honours: Container[st
     parsed = parse_request(REQUESTS[endpoint], bodies.item(), forwarded)
     require_honoured(parsed, honours)
     return parsed
+
+
+def response_of(document: bytes, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return the outputs of an inference request whose body had the ``shape``."""
+    tensor = np.empty(shape, dtype=object)
+    tensor.fill(document)
+    return {RESPONSE: tensor}

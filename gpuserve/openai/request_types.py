@@ -70,15 +70,11 @@ def _message_content(value: Any) -> Any:
     return value
 
 
-def _value_or_default(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
 Inputs = Annotated[Any, BeforeValidator(_input_list)]
 EmbeddingInputs = Annotated[Any, BeforeValidator(_texts_to_embed)]
 Stops = Annotated[Any, BeforeValidator(_stop_sequences)]
-Flag = Annotated[bool, BeforeValidator(lambda value: _value_or_default(value, False))]
-Count = Annotated[int, Field(ge=1, le=128), BeforeValidator(lambda value: _value_or_default(value, 1))]
+Flag = Annotated[bool, BeforeValidator(lambda value: False if value is None else value)]
+Count = Annotated[int, Field(ge=1, le=128), BeforeValidator(lambda value: 1 if value is None else value)]
 Limit = Annotated[int | None, Field(ge=1)]
 Temperature = Annotated[float | None, Field(ge=0, le=2)]
 Share = Annotated[float | None, Field(ge=0, le=1)]

@@ -13,11 +13,16 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from gpuserve.model.openai_declaration import REQUEST, RESPONSE, annotation_names
+from gpuserve.model.openai_declaration import REQUEST, annotation_names
 from gpuserve.openai.answers import BadRequest, without_frames
-from gpuserve.openai.endpoints import REQUESTS, OpenAIEndpoint, endpoint_of, honoured_members, parse_body
+from gpuserve.openai.endpoints import (
+    REQUESTS,
+    OpenAIEndpoint,
+    endpoint_of,
+    honoured_members,
+    parse_body,
+    response_of,
+)
 from gpuserve.openai.text_answer import TextAnswer
 from gpuserve_worker.inference.stepping import Last, Later, max_active_of
 
@@ -32,15 +37,7 @@ class OpenAIState:
         self.answer = answer
         self.waiting = deque(enumerate(answer.wanted))
         self.states: dict[int, Any] = {}
-        self._shape = shape
-
-    def responses(self, documents: Sequence[bytes]) -> list[dict[str, Any]]:
-        found = []
-        for document in documents:
-            tensor = np.empty(self._shape, dtype=object)
-            tensor.fill(document)
-            found.append({RESPONSE: tensor})
-        return found
+        self.shape = shape
 
 
 class SteppedOpenAI:
@@ -101,7 +98,7 @@ class SteppedOpenAI:
             is_over = not (one.states or one.waiting)
             if is_over:
                 documents[position] += one.answer.end()
-            responses = one.responses(documents[position])
+            responses = [response_of(document, one.shape) for document in documents[position]]
             results[position] = Last(responses) if is_over else responses or None
         return results
 

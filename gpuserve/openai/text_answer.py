@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 from gpuserve.openai import documents as written
@@ -50,10 +50,6 @@ class TextAnswer:
             deltas.append(choice.end())
         if self._request.stream:
             return [self._documents.chunk(index, one) for one in deltas]
-        self._keep(index, deltas)
-        return []
-
-    def _keep(self, index: int, deltas: Sequence[Delta]) -> None:
         with_logprobs = self._request.logprobs not in (None, False)
         self._whole[index] += deltas
         self._cost += sum([one.cost(with_logprobs=with_logprobs) for one in deltas])
@@ -63,6 +59,7 @@ class TextAnswer:
                 "streamed: expected stream: true, or smaller values of max_tokens and n",
                 "stream",
             )
+        return []
 
     def end(self) -> list[bytes]:
         """Return the documents after the end of all answers."""
@@ -70,7 +67,12 @@ class TextAnswer:
         # The prompt of several answers counts once.
         firsts = range(0, len(counts), n)
         prompts = [max(prompt for prompt, _ in counts[start : start + n]) for start in firsts]
-        usage = written.usage_document(sum(prompts), sum(made for _, made in counts))
+        prompt_tokens, completion_tokens = sum(prompts), sum(made for _, made in counts)
+        usage = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        }
         if not self._request.stream:
             return [self._documents.whole(self._whole, usage)]
         return [self._documents.usage_chunk(usage)] if self._request.wants_usage else []
