@@ -215,16 +215,19 @@ class _Builder:
 
     def _mapping(self, node: MappingNode) -> dict[str, Any]:
         built: dict[str, Any] = {}
-        lines_of: dict[str, int] = {}
+        first: dict[str, ScalarNode] = {}
         for key, value in node.value:
             if not isinstance(key, ScalarNode) or key.tag not in _KEY_TAGS:
                 self._fault("a key must be a string; put quotes around it", key)
             elif key.value == _MERGE_KEY:
                 continue
-            elif key.value in lines_of:
-                self._fault(f"key {key.value!r} is already given in line {lines_of[key.value]}", key)
+            elif key.value in first:
+                start, end = first[key.value].start_mark, first[key.value].end_mark
+                written = self._lines[start.line][start.column : end.column].strip("'\"")
+                name = "" if written == key.value else f" as {written!r}"  # a former name, or Triton's
+                self._fault(f"key {key.value!r} is already given in line {start.line + 1}{name}", key)
             else:
-                lines_of[key.value] = key.start_mark.line + 1
+                first[key.value] = key
                 self._key = key.value
                 built[key.value] = self.build(value)
         for source in _merge_sources(node):  # of ``<<: *anchor``; the first of several takes precedence

@@ -206,7 +206,7 @@ def test_the_former_name_of_the_key_is_accepted(tmp_path: Path) -> None:
     assert Server(doors=3).settings == Server(ingress_processes=3).settings
     with pytest.raises(TypeError, match="given by both of its names"):
         Server(doors=3, ingress_processes=3)
-    with pytest.raises(ConfigProblems, match=r"key 'ingress_processes' is already given"):
+    with pytest.raises(ConfigProblems, match=r"'ingress_processes' is already given in line \d+ as 'doors'"):
         configured(tmp_path, doors=3, ingress_processes=3)
 
 
