@@ -106,7 +106,8 @@ def test_the_instances_have_one_copy_of_the_weights(server: Addresses, count: in
     with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
         lines = page.read().decode().splitlines()
     for name in ("mood", "writer"):
-        assert f'gpuserve_shared_weights_instances{{weights="{name}"}} {count}.0' in lines
+        labels = f'{{device="cpu",weights="{name}"}}'
+        assert f"gpuserve_shared_weights_instances{labels} {count}.0" in lines
 
 
 def test_texts_have_the_classes_that_the_pipeline_gives(client: InferenceServerClient, folder: Path) -> None:
