@@ -18,8 +18,8 @@ import os
 import signal
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, Protocol
 
 from gpuserve.core.event_log import EventKind
 from gpuserve.core.states import StepTable
@@ -27,12 +27,10 @@ from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress.channel_messages import IngressStatus
 from gpuserve.front.ingress.ipc_channel import IpcChannel
 from gpuserve.front.ingress.proxied_requests import IngressSession
+from gpuserve.front.net.admission import Admission
 from gpuserve.front.net.server import IngressCounts
 from gpuserve.supervisor.control.heartbeat import LoopWatchdog, cpu_times, describe_process_state
 from gpuserve_worker.protocol.stack_signals import FORCED_STACKS_SIGNAL, STACKS_SIGNAL
-
-if TYPE_CHECKING:
-    from gpuserve.front.ingress.ingress_monitor import IngressMonitor
 
 logger = logging.getLogger(__name__)
 
@@ -109,13 +107,35 @@ class RunningIngress:
             self.on_their_way.popleft().accepted.close()
 
 
+class IngressOwner(Protocol):
+    """The owner of the monitored processes, as each of them sees it."""
+
+    admission: Admission
+    #: Makes the session of a process, records an event, and asks the supervisor for a process by its number.
+    serve: Callable[[IpcChannel], IngressSession]
+    record_event: Callable[..., None]
+    request_start: Callable[[int], None]
+
+    def requeue(self, accepted: Iterable[AcceptedConnection]) -> None:
+        """Queue connections of a dead process again, before all others."""
+
+    def first_messages(self, process: MonitoredIngress) -> Iterator[Any]:
+        """Yield the messages that a connected process gets before all others."""
+
+    def broadcast(self, sender: MonitoredIngress, message: Any) -> None:
+        """Send a message to the other processes."""
+
+    def on_change(self) -> None:
+        """Note that a process has another state or more room."""
+
+
 class MonitoredIngress:
     """The ingress process of one number, kept up from ``start`` to ``stop``. On request of ``front`` the
     supervisor starts it, or connects the one that survived the previous front; ``on_up`` or ``on_down``
     answers.
     """
 
-    def __init__(self, number: int, front: IngressMonitor) -> None:
+    def __init__(self, number: int, front: IngressOwner) -> None:
         self.number = number
         self.state = IngressState.DOWN
         self.n_open = 0
