@@ -18,11 +18,12 @@ from commands import ask as operate
 from commands import status
 from gpu_machine import GPU_0, GpuMachine
 from operated import MODELS, InBackground, config
+from optional_packages import needs
 from processes import wait_until
 from serving import GPUSERVE
 from watched_gpus import QUICKLY, Watched, model
 
-pytest.importorskip("torch")
+pytestmark = needs("torch")
 NBYTES = 32 << 20
 UUID = GPU_0.uuid.removeprefix("GPU-")
 FOUR = [{"device": "cuda:0", "count": 4}]

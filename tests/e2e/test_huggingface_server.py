@@ -14,11 +14,12 @@ import pytest
 import tiny_models
 from config_file import write_config
 from exploring import variants
+from optional_packages import needs
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
 from tritonclient.utils import InferenceServerException
 
-pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = needs("torch", "transformers")
 TEXTS = ("a good day", "the bad night", "Anna lives in Bonn", "great great great day")
 
 

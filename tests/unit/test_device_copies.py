@@ -5,21 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from optional_packages import needs
 
 from gpuserve.weights import shared_weights
 from gpuserve_worker.memory import device_copies, device_weights
 
-torch = pytest.importorskip("torch")
+pytestmark = needs("torch")
 DEVICE = "cpu:0"
 
 
-class Tied(torch.nn.Module):  # type: ignore[misc]  # torch is not always there
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(8, 8)
-        self.second = torch.nn.Linear(8, 8)
-        self.second.weight = self.first.weight
-        self.register_buffer("scale", torch.full((3,), 2.0))
+def tied() -> Any:
+    """Return a module of two layers that share their weights."""
+    import torch
+
+    module = torch.nn.Module()
+    module.first = torch.nn.Linear(8, 8)
+    module.second = torch.nn.Linear(8, 8)
+    module.second.weight = module.first.weight
+    module.register_buffer("scale", torch.full((3,), 2.0))
+    return module
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +32,8 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_dropped_copies_have_no_bytes_and_restored_ones_have_all() -> None:
+    import torch
+
     whole = torch.arange(24.0)
     given = {"a": whole, "parts": [whole[3:7], (whole.reshape(4, 6).T,)], "name": "x"}
     copied = device_weights.on_device(given, DEVICE, remember=True)
@@ -44,7 +50,9 @@ def test_dropped_copies_have_no_bytes_and_restored_ones_have_all() -> None:
 
 
 def test_a_module_keeps_its_ties_and_works_again() -> None:
-    module = device_weights.on_device(Tied(), DEVICE, remember=True)
+    import torch
+
+    module = device_weights.on_device(tied(), DEVICE, remember=True)
     row = torch.ones(8)
     before = module.second(module.first(row)) * module.scale[0]
     assert module.second.weight is module.first.weight
@@ -57,7 +65,7 @@ def test_a_module_keeps_its_ties_and_works_again() -> None:
 
 
 def test_a_state_of_a_module_keeps_its_kind() -> None:
-    state = Tied().state_dict()
+    state = tied().state_dict()
     copied = device_weights.on_device(state, DEVICE, remember=False)
     assert (type(copied), copied._metadata) == (type(state), state._metadata)
     assert not device_copies.are_there()
