@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
+from gpuserve.core.errors import Code
 from gpuserve_worker.inference.failure import ClientFacingError
 
 
@@ -60,26 +61,20 @@ def text_of(value: Any, what: str) -> str:
     raise TypeError(f"{what} is a str, but {type(value).__name__} was given")
 
 
-class _TritonCode(NamedTuple):
-    value: str
-
-
-#: The codes of a TritonError in the worker's form.
+#: The codes of a TritonError in the server's form.
 _CODES: Final = {
-    TritonError.UNKNOWN: _TritonCode("UNKNOWN"),
-    TritonError.INTERNAL: _TritonCode("INTERNAL"),
-    TritonError.NOT_FOUND: _TritonCode("NOT_FOUND"),
-    TritonError.INVALID_ARG: _TritonCode("INVALID_ARGUMENT"),
-    TritonError.UNAVAILABLE: _TritonCode("UNAVAILABLE"),
-    TritonError.UNSUPPORTED: _TritonCode("UNIMPLEMENTED"),
-    TritonError.ALREADY_EXISTS: _TritonCode("ALREADY_EXISTS"),
-    TritonError.CANCELLED: _TritonCode("CANCELLED"),
+    TritonError.UNKNOWN: Code.UNKNOWN,
+    TritonError.INTERNAL: Code.INTERNAL,
+    TritonError.NOT_FOUND: Code.NOT_FOUND,
+    TritonError.INVALID_ARG: Code.INVALID_ARGUMENT,
+    TritonError.UNAVAILABLE: Code.UNAVAILABLE,
+    TritonError.UNSUPPORTED: Code.UNIMPLEMENTED,
+    TritonError.ALREADY_EXISTS: Code.ALREADY_EXISTS,
+    TritonError.CANCELLED: Code.CANCELLED,
 }
 _NUMBERS: Final = {
     **{code.value: number for number, code in _CODES.items()},
-    "RESOURCE_EXHAUSTED": TritonError.UNAVAILABLE,
-    "NO_MEMORY": TritonError.UNAVAILABLE,
-    "DEADLINE_EXCEEDED": TritonError.UNAVAILABLE,
+    **dict.fromkeys(("RESOURCE_EXHAUSTED", "NO_MEMORY", "DEADLINE_EXCEEDED"), TritonError.UNAVAILABLE),
 }
 
 

@@ -347,10 +347,9 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         return self
 
     def __next__(self) -> InferenceResponse:
-        if self._failed is not None:
-            failed, self._failed = self._failed, None
-            return failed
-        found = None if self._call is None else self._next(self._call.next_reply())
+        found, self._failed = self._failed, None
+        if found is None and self._call is not None:
+            found = self._next(self._call.next_reply())
         if found is None:
             raise StopIteration
         return found
@@ -359,10 +358,9 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         return self
 
     async def __anext__(self) -> InferenceResponse:
-        if self._failed is not None:
-            failed, self._failed = self._failed, None
-            return failed
-        found = None if self._call is None else self._next(await self._call.next_reply_async())
+        found, self._failed = self._failed, None
+        if found is None and self._call is not None:
+            found = self._next(await self._call.next_reply_async())
         if found is None:
             raise StopAsyncIteration
         return found

@@ -17,8 +17,6 @@ from gpuserve_worker.inference.model_context import ALONE, ModelContext, current
 
 T = TypeVar("T")
 
-# ---- the model of this process ------------------------------------------------------------------
-
 
 class ServedModel(NamedTuple):
     """The model of this process. ``folder`` is the folder of the version, which contains ``model.py``."""
@@ -36,7 +34,6 @@ class _ServedState:
 
 
 def set_served_model(model: ServedModel) -> None:
-    """Set the model of this process."""
     _ServedState.model = model
     with suppress(LookupError):  # no server created the model
         _ServedState.context = current_model()
@@ -62,9 +59,6 @@ def worker_context() -> ModelContext:
 def get_model_dir() -> str:
     """Return the folder that contains ``model.py``."""
     return served_triton_model().folder
-
-
-# ---- log and models -----------------------------------------------------------------------------
 
 
 class TritonLogLevel(enum.Enum):
@@ -144,9 +138,6 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
         return worker_context().is_model_ready(model_name, version=model_version)
     except ModelCallError as error:
         raise TritonModelException(f"Failed to check model readiness: {error}") from None
-
-
-# ---- metrics ------------------------------------------------------------------------------------
 
 
 class MetricFamily:

@@ -104,9 +104,6 @@ def parameters_json(parameters: Mapping[str, Any] | None) -> str:
     return json.dumps(parameters) if parameters else "{}"
 
 
-# ---- responses that are sent --------------------------------------------------------------------
-
-
 def is_request_cancelled(request: Request) -> bool:
     """Return whether a request's client has left, after receiving what the busy worker has not yet."""
     if not request.cancelled:

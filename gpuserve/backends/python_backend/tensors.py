@@ -12,7 +12,14 @@ import numpy as np
 
 from gpuserve.backends.python_backend.errors import TritonModelException, text_of
 from gpuserve_worker.inference.outputs import is_on_device
-from gpuserve_worker.protocol.tensor import BF16, datatype_of, encode_bytes, numpy_dtype
+from gpuserve_worker.protocol.tensor import (
+    BF16,
+    as_tensor,
+    bfloat16_array,
+    datatype_of,
+    encode_bytes,
+    numpy_dtype,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -108,11 +115,7 @@ class Tensor:
             raise TritonModelException(
                 f"Tensor {self._name!r} has strings, and DLPack does not have support for string tensors"
             )
-        if value.dtype.name == "bfloat16":
-            from gpuserve_worker.protocol.tensor import as_tensor
-
-            return as_tensor(value)
-        return value
+        return as_tensor(value) if value.dtype.name == "bfloat16" else value
 
 
 def received_tensor(name: str, value: Any) -> Tensor:
@@ -162,8 +165,6 @@ def _string_array(array: NDArray[Any]) -> NDArray[Any]:
 def _on_host(value: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        from gpuserve_worker.protocol.tensor import bfloat16_array
-
         return bfloat16_array(value) if value.dtype == torch.bfloat16 else value.detach().numpy()
     return np.asarray(value)
 
@@ -183,18 +184,8 @@ _DATATYPE_BY_NUMBER: Final = {number: datatype for datatype, number in DATATYPE_
 
 #: The datatypes of a model configuration, and the numpy types that models expect for them.
 TRITON_STRING_TO_NUMPY: Final[dict[str, Any]] = {
+    **{f"TYPE_{one}": numpy_dtype(one).type for one in DATATYPE_NUMBERS if one not in {"BYTES", BF16}},
     "TYPE_BOOL": bool,
-    "TYPE_UINT8": np.uint8,
-    "TYPE_UINT16": np.uint16,
-    "TYPE_UINT32": np.uint32,
-    "TYPE_UINT64": np.uint64,
-    "TYPE_INT8": np.int8,
-    "TYPE_INT16": np.int16,
-    "TYPE_INT32": np.int32,
-    "TYPE_INT64": np.int64,
-    "TYPE_FP16": np.float16,
-    "TYPE_FP32": np.float32,
-    "TYPE_FP64": np.float64,
     "TYPE_STRING": np.object_,
 }
 _LENGTH_NBYTES: Final = 4

@@ -17,9 +17,9 @@ from gpuserve.backends.python_backend.execution import AwaitingModel, ReturningM
 from gpuserve.backends.python_backend.iterative import IterativeModel
 from gpuserve.backends.python_backend.model_server import ServedModel, set_served_model
 from gpuserve.backends.sequences import iterative_slots
+from gpuserve.decorators.wrapping import served_model
 from gpuserve_worker.inference.callable_loading import LoadError, UncachedSource
 from gpuserve_worker.inference.failure import log_text, log_traceback
-from gpuserve_worker.inference.model_context import current_model
 
 _OPTIONAL: Final = "optional"
 _INPUT_PROPERTIES: Final = ("name", "data_type", "dims", _OPTIONAL)
@@ -228,16 +228,15 @@ class TritonModel:
         auto_complete: bool = True,
         device: str = "cpu",
     ) -> ReturningModel | AwaitingModel | SendingModel | IterativeModel:
-        model_class = import_class(model_dir, version, file)
-        name = _served_name(model_dir)
-        set_served_model(ServedModel(name, int(version), os.path.join(model_dir, version)))
-        config = config or _empty_config(name)
-        if auto_complete:
-            config = completed_config(model_class, config)
+        name, model_class, config = _described_model(model_dir, version, file, config, auto_complete)
         arguments = _initialize_arguments(name, model_dir, version, config, device)
         model = _initialized_model(model_class, file, arguments)
         instance = arguments["model_instance_name"]
-        outputs, values = _output_names(config), json.loads(config)
+        values, served = json.loads(config), served_model()
+        if served is None:
+            outputs = [one["name"] for one in values.get("output", ())]
+        else:
+            outputs = [one.name for one in served.outputs]
         made: ReturningModel | AwaitingModel | SendingModel | IterativeModel
         decoupled = using_decoupled_model_transaction_policy(values)
         if iterative_slots(values):
@@ -263,42 +262,31 @@ class TritonModel:
         device: str = "cpu",
     ) -> Mapping[str, Any]:
         """Return what the configuration declares, after ``model.py`` has completed the configuration."""
-        name = _served_name(model_dir)
-        model_class = import_class(model_dir, version, file)
-        set_served_model(ServedModel(name, int(version), os.path.join(model_dir, version)))
-        config = config or _empty_config(name)
-        return config_entry(completed_config(model_class, config) if auto_complete else config)
+        return config_entry(_described_model(model_dir, version, file, config, auto_complete)[2])
 
 
-def _served_name(model_dir: str) -> str:
-    """Return the name under which the model is served. Without a server, return the name of its folder."""
-    try:
-        return current_model().name
-    except LookupError:
-        return os.path.basename(os.path.abspath(model_dir))
-
-
-def _empty_config(name: str) -> str:
-    """Return a configuration that ``model.py`` has to complete."""
-    return json.dumps({"name": name, "backend": "python", "max_batch_size": 0, "input": [], "output": []})
-
-
-def _output_names(config: str) -> tuple[str, ...]:
-    """Return the server's declared outputs, or without a server the configured ones."""
-    try:
-        return tuple([one.name for one in current_model().outputs])
-    except LookupError:
-        return tuple([one["name"] for one in json.loads(config).get("output", ())])
+def _described_model(
+    model_dir: str, version: str, file: str, config: str, auto_complete: bool
+) -> tuple[str, Any, str]:
+    """Import a model, and make it the model of this process. Return the name under which the model is served,
+    its class, and its configuration after ``model.py`` has completed it. Without a server, the name is that
+    of the folder. Raise LoadError.
+    """
+    model_class = import_class(model_dir, version, file)
+    model = served_model()
+    name = os.path.basename(os.path.abspath(model_dir)) if model is None else model.name
+    set_served_model(ServedModel(name, int(version), os.path.join(model_dir, version)))
+    empty = {"name": name, "backend": "python", "max_batch_size": 0, "input": [], "output": []}
+    config = config or json.dumps(empty)
+    return name, model_class, completed_config(model_class, config) if auto_complete else config
 
 
 def _initialize_arguments(
     name: str, model_dir: str, version: str, config: str, device: str
 ) -> dict[str, str]:
     """Return the argument of ``initialize``. A worker sees only its own GPU, which has number 0 there."""
-    try:
-        number = current_model().instance.rpartition("#")[2]
-    except LookupError:
-        number = "0"
+    model = served_model()
+    number = "0" if model is None else model.instance.rpartition("#")[2]
     groups = json.loads(config).get("instance_group") or [{"name": name}]
     return {
         "model_config": config,
