@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 from gpuserve_worker.execution import lifecycle
 from gpuserve_worker.execution.lifecycle import ImportWatch, Reporter, SupervisorReceiver
@@ -30,6 +32,9 @@ from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.sealed_memory import SealedMemory, split
 from gpuserve_worker.protocol.stack_signals import block_forced_signal, show_on_signal
 from gpuserve_worker.protocol.wire import Init, LoadFailed
+
+#: Threads of pools end within this time, once the process ends.
+_THREADS_END_S: Final = 1.0
 
 
 def run() -> int:
@@ -98,7 +103,19 @@ def _serve(init: Init, boot: Link, link: Link, followers: Sequence[Link]) -> int
         close_model(model, reporter)
     if loop.device_is_lost:
         lifecycle.leave(lifecycle.EXIT_DEVICE)
+    timer = threading.Timer(_THREADS_END_S, _report_threads, [reporter])
+    timer.daemon = True
+    timer.start()
     return lifecycle.EXIT_STOPPED
+
+
+def _report_threads(reporter: Reporter) -> None:
+    """Name the threads that the callable left, for which Python waits at the end of a process."""
+    left = [
+        one.name for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()
+    ]
+    if left:
+        reporter.info(f"the process cannot end before threads of the inference callable: {', '.join(left)}")
 
 
 def _imports(reporter: Reporter) -> ImportWatch:

@@ -319,3 +319,23 @@ def test_the_log_shows_frames_of_user_code_only(tmp_path: Path) -> None:
     assert [one["exc"].count("File ") for one in (failed, *exits)] == [1, 1, 1]
     assert all(str(tmp_path / "wrong.py") in one["exc"] for one in (failed, *exits))
     assert exits[0]["msg"] == "the inference callable raised SystemExit: 3"
+
+
+def test_the_log_names_threads_that_keep_a_worker_from_ending(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(
+        "import threading\n"
+        "def wait():\n"
+        "    threading.main_thread().join()\n"
+        "    ENDED.wait(1.5)\n"
+        "ENDED = threading.Event()\n"
+        "threading.Thread(target=wait, name='uploads').start()\n"
+        "def answer(requests):\n"
+        "    return [{'y': one['x']} for one in requests]\n"
+    )
+    tensor = {"dtype": "float32", "shape": [1]}
+    entry = {"name": "m", "callable": "leaves.py:answer", "inputs": [{"name": "x", **tensor}]}
+    path = config(tmp_path, {**entry, "outputs": [{"name": "y", **tensor}]})
+    with OperatedServer(path) as server:
+        server.wait_ready()
+        assert server.end() == 0
+        server.wait_log("the process cannot end before threads of the inference callable: uploads")
