@@ -79,9 +79,6 @@ def main() -> int:
         return EXIT_FAILED
 
 
-# ---- the interpreter ----------------------------------------------------------------------------
-
-
 def find_interpreter(path: str) -> str:
     """Return the interpreter of an environment: an interpreter itself, a folder, or a packed folder, which is
     unpacked once. Raise EnvironmentProblem if there is no interpreter.
@@ -159,9 +156,6 @@ def check_interpreter(interpreter: str, found: InterpreterInfo, own_tag: str | N
         )
 
 
-# ---- gpuserve's packages in the environment -----------------------------------------------------
-
-
 def link_packages(interpreter: str) -> str:
     """Return a folder for the front of an interpreter's import path.
 
@@ -196,9 +190,6 @@ def _package_folders(package: str) -> list[Path]:
     folder = Path(next(iter(spec.submodule_search_locations))).resolve()
     libraries = folder.with_name(folder.name + _LIBRARIES)
     return [folder, *([libraries] if libraries.is_dir() else [])]
-
-
-# ---- the cache ----------------------------------------------------------------------------------
 
 
 def cached_folder(kind: str, identity: Any, fill: Callable[[Path], None]) -> Path:

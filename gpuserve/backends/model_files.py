@@ -61,8 +61,6 @@ def require_trust(path: str, trust: object, why: str, instead: str) -> None:
         )
 
 
-# ---- the served model ----------------------------------------------------------------------------
-
 #: The largest batch of a file that batches, if the config does not say.
 MAX_BATCH_SIZE: Final = 32
 

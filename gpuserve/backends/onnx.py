@@ -283,9 +283,6 @@ def _onnxruntime() -> Any:
     return import_library("onnxruntime", "onnx")
 
 
-# ---- the session --------------------------------------------------------------------------------
-
-
 def _session(runtime: Any, file: str, settings: Any, providers: Sequence[Any]) -> Any:
     try:
         session = runtime.InferenceSession(existing_file(file), settings, providers=providers)
@@ -352,9 +349,6 @@ def _session_settings(runtime: Any, given: Mapping[str, Any], config: Mapping[st
 
 def _device_number(device: str) -> int:
     return int(device.partition(":")[2] or 0)
-
-
-# ---- tensors ------------------------------------------------------------------------------------
 
 
 def has_batch_axis(inputs: Sequence[Sequence[Any]], outputs: Sequence[Sequence[Any]]) -> bool:
@@ -427,15 +421,9 @@ def _host_array(value: Any) -> Any:
     return np.frombuffer(held, np.uint16).copy().view(numpy_dtype(BF16)).reshape(shape)
 
 
-# ---- on a GPU -----------------------------------------------------------------------------------
-
-
 def _is_on_device(array: Any) -> bool:
-    if isinstance(array, np.ndarray):
-        return False
-    return bool(
-        getattr(array, "is_cuda", True)
-    )  # tensors of torch may be anywhere, arrays of CuPy are on a GPU
+    # Tensors of torch may be anywhere, arrays of CuPy are on a GPU.
+    return not isinstance(array, np.ndarray) and bool(getattr(array, "is_cuda", True))
 
 
 def _device_pointer(array: Any) -> int | None:

@@ -13,7 +13,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from gpuserve.backends.model_files import (
     MAX_BATCH_SIZE,
@@ -107,16 +107,14 @@ class PytorchModel:
 
     def _run(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         with self._torch.inference_mode():
-            given = [self._to_device(tensors.get(name)) for name in self._order]
+            given = [tensors.get(name) for name in self._order]
             while given and given[-1] is None:  # omitted by the request
                 given.pop()
+            given = [one if one is None else self._to_device(one) for one in given]
             answers = _named_outputs(self._loaded(given), self._outputs)
             return {name: one[0] for name, one in answers.items()} if self._is_single else answers
 
     def _to_device(self, tensor: Any) -> Any:
-        """Return an input as a tensor on the device."""
-        if tensor is None:
-            return None
         placed = as_tensor(tensor).to(self._device, non_blocking=True)
         return placed[None] if self._is_single else placed
 
@@ -163,21 +161,6 @@ def _named_outputs(answer: Any, names: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-# ---- files --------------------------------------------------------------------------------------
-
-
-class _LoadedProgram(Protocol):
-    """A program in memory: the file's ``inputs`` and ``outputs``, and the inputs' ``ranks`` if known."""
-
-    inputs: list[str]
-    outputs: list[str]
-    ranks: dict[str, int]
-
-    def __call__(self, tensors: Sequence[Any]) -> Any: ...
-
-    def declaration(self) -> dict[str, Any]: ...
-
-
 def _import_torch(file: str, trust: bool) -> Any:
     """Check file and trust, and return torch. Raise ModelFileError for an untrusted .pt2 file."""
     existing_file(file)
@@ -195,7 +178,7 @@ def _import_torch(file: str, trust: bool) -> Any:
 
 def _load_program(
     torch: Any, file: str, device: str, trust: bool, *, is_shared: bool = False
-) -> _LoadedProgram:
+) -> _ExportedProgram | _ScriptProgram:
     is_exported = file.lower().endswith(_EXPORTED)
     if is_shared and not is_exported:
         raise ModelFileError("shared_weights is for .pt2 files: TorchScript keeps copies of its own")
@@ -232,7 +215,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _ExportedProgram:
-    """A program of ``torch.export``."""
+    """A program of ``torch.export``: its ``inputs`` and their ``ranks``, and its ``outputs``."""
 
     def __init__(self, torch: Any, file: str, device: str, *, is_shared: bool) -> None:
         program = torch.export.load(file)
@@ -262,9 +245,11 @@ class _ExportedProgram:
         self.inputs = list(self._values)
         self.ranks = {name: len(value.shape) for name, value in self._values.items()}
         answers = [values.get(name) for name in signature.user_outputs]
-        names = _output_names(program.call_spec.out_spec, len(answers))
-        self.outputs = names
-        self._answers = dict(zip(names, answers, strict=True))
+        out_spec, count = program.call_spec.out_spec, len(answers)
+        self.outputs = [f"OUTPUT__{position}" for position in range(count)]
+        if out_spec.type is dict and len(out_spec.context) == count:
+            self.outputs = [str(one) for one in out_spec.context]
+        self._answers = dict(zip(self.outputs, answers, strict=True))
         self._module = program.module()
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
@@ -311,14 +296,6 @@ class _ExportedProgram:
         return {"name": name, "dtype": _DATATYPES[word], "shape": shape[first:]}
 
 
-def _output_names(spec: Any, count: int) -> list[str]:
-    """Return the keys if the program returns a mapping; otherwise OUTPUT__0 and so on."""
-    keys = spec.context if spec.type is dict else None
-    if keys is not None and len(keys) == count:
-        return [str(one) for one in keys]
-    return [f"OUTPUT__{position}" for position in range(count)]
-
-
 #: Operators of TorchScript that read or write files, and the function that can name them by a string.
 _FILE_OPERATORS: Final = re.compile(rb"\b(?:save|from_file|read_file|write_file|getattr)\b")
 #: Classes in C++ that a program can make, but for the packed weights of quantized and prepacked layers.
@@ -327,9 +304,8 @@ _NATIVE_CLASSES: Final = re.compile(rb"\btorch\.classes\.(?!quantized\.|mkldnn\.
 
 def _refuse_file_access(torch: Any, file: str, trust: bool) -> None:
     """Refuse TorchScript that can reach files: its ``__setstate__`` methods run when it is loaded."""
-    reader = torch._C.PyTorchFileReader(
-        file
-    )  # the reader of torch.jit.load, so that both see the same records
+    # The reader of torch.jit.load, so that both see the same records.
+    reader = torch._C.PyTorchFileReader(file)
     for record in reader.get_all_records():
         if not record.endswith((".py", ".pkl")):
             continue
@@ -347,7 +323,7 @@ def _refuse_file_access(torch: Any, file: str, trust: bool) -> None:
 
 
 class _ScriptProgram:
-    """A program of TorchScript."""
+    """A program of TorchScript, of which only the names of its ``inputs`` are known."""
 
     def __init__(self, torch: Any, file: str, device: str) -> None:
         self._module = torch.jit.load(file, map_location=device).eval()

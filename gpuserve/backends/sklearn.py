@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import pickle  # nosec B403
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,9 +91,7 @@ class SklearnModel:
         form = input_form(estimator, columns, dtype)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the trial rows are zeros
-            outputs = trial_outputs(
-                estimator, form.argument(form.trial()), served_methods(estimator, methods)
-            )
+            outputs = trial_outputs(estimator, form, served_methods(estimator, methods))
         return {"inputs": form.tensors(), "outputs": outputs, "max_batch_size": MAX_BATCH_SIZE}
 
     def __call__(self, requests: Any) -> Any:
@@ -110,7 +108,9 @@ class SklearnModel:
 
     @batch
     def _answer(self, outputs: Sequence[MethodOutput], /, **arrays: Any) -> Any:
-        return compute_outputs(self._estimator, self._form.argument(arrays), outputs)
+        argument = self._form.argument(arrays)
+        raw = {one: getattr(self._estimator, one)(argument) for one in {one.method for one in outputs}}
+        return {one.name: _output_array(raw[one.method], one.target) for one in outputs}
 
     def _requested_outputs(self, requests: Any) -> list[MethodOutput]:
         """Return the outputs that some request wants, so that no other method is called."""
@@ -124,8 +124,6 @@ class SklearnModel:
 
 accept_batch(SklearnModel.__call__)
 
-
-# ---- model files ---------------------------------------------------------------------------------
 
 SKOPS: Final = (".skops",)
 #: joblib reads plain pickles too.
@@ -201,8 +199,6 @@ def _unreadable(name: str, error: Exception) -> ModelFileError:
     )
 
 
-# ---- methods and outputs -------------------------------------------------------------------------
-
 #: Methods that can be outputs, in the order in which they are declared.
 METHODS: Final = (
     "predict", "predict_proba", "decision_function", "transform", "score_samples", "predict_log_proba",
@@ -246,17 +242,9 @@ def parse_output_name(name: str) -> MethodOutput:
     )
 
 
-def compute_outputs(
-    estimator: Any, argument: Any, outputs: Iterable[MethodOutput]
-) -> dict[str, NDArray[Any]]:
-    """Return the arrays of the outputs. Each method is called once."""
-    outputs = list(outputs)
-    raw = {method: getattr(estimator, method)(argument) for method in {one.method for one in outputs}}
-    return {one.name: _output_array(raw[one.method], one.target) for one in outputs}
-
-
-def trial_outputs(estimator: Any, argument: Any, methods: Sequence[str]) -> list[dict[str, Any]]:
+def trial_outputs(estimator: Any, form: InputForm, methods: Sequence[str]) -> list[dict[str, Any]]:
     """Return outputs as in a config file, found by calls with two rows; raise ModelFileError if they fail."""
+    argument = form.argument(form.trial())
     found: dict[str, NDArray[Any]] = {}
     for method in methods:
         try:
@@ -294,25 +282,14 @@ def _labels(estimator: Any, name: str) -> list[str]:
     return [str(one) for one in (classes if output.target is None else classes[output.target])]
 
 
-# ---- inputs ---------------------------------------------------------------------------------------
-
-
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 #: Whether each column is a tensor, or the dtypes of columns. None: if the estimator selects columns by name.
 Columns: TypeAlias = bool | Mapping[str, str] | None
 
 
-class InputForm(Protocol):
-    """A form of input."""
-
-    def tensors(self) -> list[dict[str, Any]]:
-        """Return the inputs as a config file has them."""
-
-    def argument(self, arrays: Arrays) -> Any:
-        """Return the argument of the estimator's methods."""
-
-    def trial(self) -> dict[str, NDArray[Any]]:
-        """Return two rows to call the estimator with on trial."""
+#: A form of input: its ``tensors`` as a config file has them, the ``argument`` of the estimator's methods,
+#: and two rows to call these with on ``trial``.
+InputForm: TypeAlias = "ArrayInput | TextInput | TableInput"
 
 
 class ArrayInput:
@@ -356,15 +333,22 @@ class TableInput:
         return [{"name": name, "dtype": dtype, "shape": [1]} for name, dtype in self._dtypes.items()]
 
     def argument(self, arrays: Arrays) -> Any:
-        return _import_pandas().DataFrame({name: _flat_column(arrays[name]) for name in self._dtypes})
+        columns = {name: arrays[name].reshape(-1) for name in self._dtypes}
+        texts = {
+            name: [one.decode() for one in column]
+            for name, column in columns.items()
+            if column.dtype == object
+        }
+        return _import_pandas().DataFrame(columns | texts)
 
     def trial(self) -> dict[str, NDArray[Any]]:
-        return {name: self._trial_column(name, dtype) for name, dtype in self._dtypes.items()}
-
-    def _trial_column(self, name: str, dtype: str) -> NDArray[Any]:
-        if dtype != "bytes":
-            return np.full((2, 1), self._examples.get(name, 0), dtype)
-        return np.array([[str(self._examples.get(name, "")).encode()]] * 2, dtype=object)
+        found: dict[str, NDArray[Any]] = {}
+        for name, dtype in self._dtypes.items():
+            if dtype == "bytes":
+                found[name] = np.array([[str(self._examples.get(name, "")).encode()]] * 2, dtype=object)
+            else:
+                found[name] = np.full((2, 1), self._examples.get(name, 0), dtype)
+        return found
 
 
 def input_form(estimator: Any, columns: Columns, dtype: str) -> InputForm:
@@ -462,11 +446,6 @@ def _takes_texts(estimator: Any) -> bool:
 def _single_array(arrays: Arrays) -> NDArray[Any]:
     (array,) = arrays.values()
     return array
-
-
-def _flat_column(array: NDArray[Any]) -> Any:
-    flat = array.reshape(-1)
-    return [one.decode() for one in flat] if flat.dtype == object else flat
 
 
 def _import_pandas() -> Any:
