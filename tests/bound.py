@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from doors import DOORS
+from ingress import INGRESS_PROCESSES
 
 from gpuserve import ModelConfig, Server, Tensor
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of, numpy_dtype
@@ -42,7 +42,7 @@ def free_server(**settings: Any) -> Server:
             "grpc_port": 0,
             "metrics_port": 0,
             "lame_duck_s": 0,
-            "ingress_processes": DOORS,
+            "ingress_processes": INGRESS_PROCESSES,
             **settings,
         }
     )

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import doors
+import ingress
 import leaks
 import long_turns
 import pytest
@@ -31,7 +31,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # Servers of tests have no runtime folder, unless the test makes one.
 os.environ.pop("XDG_RUNTIME_DIR", None)
 
-doors.tell_commands()
+ingress.set_environment()
 long_turns.tell_servers()
 
 # Servers of the tests take these two, and a shell that runs the tests in the background ignores them.

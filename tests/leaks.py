@@ -19,7 +19,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from doors import DOORS
+from ingress import INGRESS_PROCESSES
 from processes import children, command_line, wait_ended, wait_until
 
 MARK = "LEAK_CHECK_MARK"
@@ -51,8 +51,8 @@ class Census:
 
 def census(mark: str) -> Census:
     """Count what is there now, once a running server has its spare ingress process."""
-    if _has_server() and DOORS > 1:
-        wait_until(lambda: _n_ingress() > DOORS, "a spare ingress process")
+    if _has_server() and INGRESS_PROCESSES > 1:
+        wait_until(lambda: _n_ingress() > INGRESS_PROCESSES, "a spare ingress process")
     return Census(
         mark, frozenset(_pids()), _descriptors(), frozenset(os.listdir(_SHM)), _sockets(), _has_server()
     )

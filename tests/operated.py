@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from doors import with_doors
+from ingress import with_ingress
 from processes import children, command_line, wait_ended, wait_until
 from serving import FREE_PORTS, GPUSERVE
 
@@ -236,7 +236,7 @@ class OperatedServer:
         with self.client() as client:
             text = client.get("/metrics").body.decode()
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        names = with_doors(name)
+        names = with_ingress(name)
         lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith(names)]
         found = [(key, float(value)) for key, _, value in lines if key.partition("{")[0] in names]
         return sum(value for key, value in found if "_door_" in key or all(one in key for one in wanted))

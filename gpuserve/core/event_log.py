@@ -31,8 +31,8 @@ class EventKind(enum.Enum):
     GPU_RELEASED = "gpu_released"
     FRONT_DIED = "front_died"
     FRONT_HUNG = "front_hung"
-    DOOR_DIED = "door_died"
-    DOOR_HUNG = "door_hung"
+    INGRESS_DIED = "door_died"
+    INGRESS_HUNG = "door_hung"
     REFUSALS = "refusals"
     SLOW_BATCH = "slow_batch"
     EXECUTION_HUNG = "execution_hung"
@@ -45,7 +45,7 @@ class EventKind(enum.Enum):
 FREQUENT: Final = frozenset({EventKind.LOG, EventKind.SAMPLE})
 #: Kinds that only the front observes and reports to the supervisor.
 OBSERVED_BY_FRONT: Final = frozenset(
-    {EventKind.DOOR_DIED, EventKind.DOOR_HUNG, EventKind.REFUSALS, EventKind.SLOW_BATCH}
+    {EventKind.INGRESS_DIED, EventKind.INGRESS_HUNG, EventKind.REFUSALS, EventKind.SLOW_BATCH}
 )
 #: The facts that events of a kind can have, besides the time, the model, its version and the instance.
 FACTS: Final[Mapping[EventKind, tuple[str, ...]]] = {
@@ -65,8 +65,8 @@ FACTS: Final[Mapping[EventKind, tuple[str, ...]]] = {
     EventKind.GPU_RELEASED: ("uuid", "device"),
     EventKind.FRONT_DIED: ("reason", "pid", "restart_in_s"),
     EventKind.FRONT_HUNG: ("pid", "silent_s", "replaced"),
-    EventKind.DOOR_DIED: ("door", "reason", "restart_in_s"),
-    EventKind.DOOR_HUNG: ("door", "pid", "silent_s"),
+    EventKind.INGRESS_DIED: ("door", "reason", "restart_in_s"),
+    EventKind.INGRESS_HUNG: ("door", "pid", "silent_s"),
     EventKind.REFUSALS: ("refusals", "reasons", "period_s"),
     EventKind.SLOW_BATCH: ("over_s", "usual_s", "batches"),
     EventKind.EXECUTION_HUNG: ("running_s", "limit_s", "pid"),

@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 from config_file import tensor, write_config
-from doors import DOORS
+from ingress import INGRESS_PROCESSES
 from operated import OperatedServer
 from tritonclient.grpc import service_pb2 as pb
 
@@ -22,7 +22,8 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 TIMEOUT_S = 20.0
 of_one_process = pytest.mark.skipif(
-    DOORS > 1, reason="the log of an ingress process lacks what workers measure, callables its request ids"
+    INGRESS_PROCESSES > 1,
+    reason="the log of an ingress process lacks what workers measure, callables its request ids",
 )
 
 

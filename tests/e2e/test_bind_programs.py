@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from doors import DOORS
 from exploring import variants
+from ingress import INGRESS_PROCESSES
 from processes import descendants, wait_until
 
 TIMEOUT_S = 60.0
@@ -287,7 +287,7 @@ input()
         assert process.stdin is not None
         assert process.stdout.readline() == "[1.0] [1.0]\n"
         family = descendants(process.pid)
-        assert len(family) == 2 + (DOORS if DOORS > 1 else 0)
+        assert len(family) == 2 + (INGRESS_PROCESSES if INGRESS_PROCESSES > 1 else 0)
         process.stdin.write("\n")
         process.stdin.flush()
         code = process.wait(TIMEOUT_S)

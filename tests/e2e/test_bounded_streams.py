@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 from config_file import write_config
-from doors import ONE
 from http2_peer import Response, data
 from http2_wire import GRPC, Wire
+from ingress import ONE
 from operated import OperatedServer
 from processes import wait_until
 from test_streams import PATH, entry

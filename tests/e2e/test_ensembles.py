@@ -15,8 +15,8 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from config_file import write_config
-from doors import with_doors
 from ensembles import ensemble, ensembles, members, step
+from ingress import with_ingress
 from operated import InBackground
 from processes import wait_until
 from serving import GPUSERVE, Addresses, serving
@@ -74,7 +74,7 @@ def metrics(server: Addresses, *names: str) -> dict[str, float]:
 
 
 def blocks(server: Addresses) -> dict[str, float]:
-    names = (*with_doors("gpuserve_arena_blocks"), "gpuserve_running_requests{")
+    names = (*with_ingress("gpuserve_arena_blocks"), "gpuserve_running_requests{")
     return metrics(server, *names)
 
 

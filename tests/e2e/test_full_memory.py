@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from config_file import models, write_config
-from doors import ONE
 from http2_peer import data
 from http2_wire import GRPC, Wire
+from ingress import ONE
 from operated import OperatedServer
 from processes import wait_until
 from sending import frame, message, sized

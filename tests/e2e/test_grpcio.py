@@ -14,8 +14,8 @@ import grpc
 import numpy as np
 import pytest
 from config_file import model, models, tensor, write_config
-from doors import flags_of
 from grpc_reflection.v1alpha import reflection_pb2
+from ingress import flags_of
 from operated import OperatedServer
 from processes import wait_until
 from sending import message

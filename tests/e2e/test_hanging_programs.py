@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import python_backend
 from bound import FLOATS_IN_AND_OUT, Refused, ask, free_server
-from doors import DOORS
 from hanging_scene import entry
+from ingress import INGRESS_PROCESSES
 from operated import InBackground, OperatedServer, config
 from processes import children, command_line, wait_until
 from tritonclient.grpc import InferenceServerClient
@@ -110,7 +110,7 @@ def test_a_call_that_hangs_longer_than_its_front_lives_is_ended_by_the_next(tmp_
         wait_until(lambda: server.metric("gpuserve_running_requests", model="m") == 1, "it hangs")
         front = server.front
         os.kill(front, signal.SIGKILL)
-        if DOORS > 1:
+        if INGRESS_PROCESSES > 1:
             assert hung.result().status == 504
         else:
             with pytest.raises(Exception):  # noqa: B017, PT011 - whichever way its connection ends
@@ -118,7 +118,7 @@ def test_a_call_that_hangs_longer_than_its_front_lives_is_ended_by_the_next(tmp_
         wait_until(lambda: server.front not in {0, front}, "another front is started")
         wait_until(lambda: server.status("/v2/health/ready") == 200, "it is ready")
         assert server.infer("m", 1.0).output("y") == [2.0]
-        n_calls = 2 if DOORS > 1 else 1
+        n_calls = 2 if INGRESS_PROCESSES > 1 else 1
         assert server.metric("gpuserve_execution_timeouts_total", model="m") == n_calls
         assert server.end() == 0
 

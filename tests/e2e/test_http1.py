@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from config_file import model, models, tensor, write_config
-from doors import DOORS
+from ingress import INGRESS_PROCESSES
 from operated import OperatedServer
 from processes import wait_until
 
@@ -280,7 +280,9 @@ def test_inference_requests_that_come_together(server: OperatedServer) -> None:
         (b"POST /v2/health/live", b"405"),
         (b"POST /inference.GRPCInferenceService/ModelInfer", b"415"),
         (b"POST /v2/admin/drain", b"404"),
-    ][: 1 if DOORS > 1 else None],  # an ingress process asks the front for the answer to the others
+    ][
+        : 1 if INGRESS_PROCESSES > 1 else None
+    ],  # an ingress process asks the front for the answer to the others
 )
 def test_a_request_refused_by_its_head_is_not_asked_for_its_body(
     server: OperatedServer, line: bytes, status: bytes

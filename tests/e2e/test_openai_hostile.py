@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 from config_file import write_config
-from doors import DOORS
+from ingress import INGRESS_PROCESSES
 from serving import GPUSERVE, Addresses, serving
 
 TIMEOUT_S = 30.0
@@ -183,7 +183,7 @@ def test_what_is_asked_for_many_times_over_is_refused_before_it_is_made(client: 
     assert {one.text for one in echoed.choices} == {"a" * 8192 + "A" * 8192}
 
 
-@pytest.mark.skipif(DOORS > 1, reason="each ingress process has an arena of its own")
+@pytest.mark.skipif(INGRESS_PROCESSES > 1, reason="each ingress process has an arena of its own")
 def test_a_long_body_has_memory_of_its_model_until_its_request_is_answered(
     client: openai.OpenAI, folder: Path
 ) -> None:

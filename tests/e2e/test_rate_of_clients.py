@@ -19,7 +19,7 @@ import tritonclient.grpc
 import tritonclient.http
 from config_file import models, write_config
 from config_operator import operated
-from doors import ONE
+from ingress import ONE
 from operated import OperatedServer
 from processes import wait_until
 from repositories import entry

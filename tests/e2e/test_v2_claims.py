@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from config_file import models, write_config
-from doors import ONE
+from ingress import ONE
 from operated import OperatedServer
 from processes import wait_until
 from sending import INFER, TIMEOUT_S, Sender, assert_clear, entry, message, sized

@@ -21,7 +21,7 @@ import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
 from config_file import DATATYPES
-from doors import with_doors
+from ingress import with_ingress
 from numpy.typing import NDArray
 from processes import wait_until
 from serving import Addresses
@@ -92,7 +92,7 @@ def metric(server: Addresses, line_start: str) -> float:
         f"http://{server.metrics.removeprefix('http://').removesuffix('/metrics')}/metrics"
     ) as page:
         text = page.read().decode()
-    starts = with_doors(line_start)
+    starts = with_ingress(line_start)
     return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(starts))
 
 

@@ -201,13 +201,13 @@ def no_front() -> Any:
 
 def test_what_the_front_has_seen_is_one_message() -> None:
     said: list[Any] = []
-    SeenByFront(said.append).publish(EventKind.DOOR_DIED, door=1, reason="signal SIGKILL")
+    SeenByFront(said.append).publish(EventKind.INGRESS_DIED, door=1, reason="signal SIGKILL")
     assert said == [FrontEvent("door_died", "", 0, "", {"door": 1, "reason": "signal SIGKILL"})]
-    assert EventKind.DOOR_DIED in OBSERVED_BY_FRONT
+    assert EventKind.INGRESS_DIED in OBSERVED_BY_FRONT
 
 
 def test_a_supervisor_without_time_holds_no_front_up() -> None:
     def full(_: Any) -> None:
         raise BlockingIOError
 
-    SeenByFront(full).publish(EventKind.DOOR_DIED, door=1)
+    SeenByFront(full).publish(EventKind.INGRESS_DIED, door=1)

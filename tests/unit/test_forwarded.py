@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from passage_scene import ENDS, HEAD, DoorExchange, FrontSink, Way
+from ipc_scene import ENDS, HEAD, FrontSink, IngressExchange, Way
 
 from gpuserve.front.ingress.forwarding import RequestForwarder
 from gpuserve.front.ingress.ipc_channel import FrontOutage
@@ -40,10 +40,10 @@ class Scene:
         self.sinks.append(FrontSink(exchange))
         return self.sinks[-1]
 
-    def open(self, head: Head = HEAD, ends: ConnectionEndpoints = ENDS) -> DoorExchange:
-        return DoorExchange(head, ends).open(self.way.forwarding.accept)
+    def open(self, head: Head = HEAD, ends: ConnectionEndpoints = ENDS) -> IngressExchange:
+        return IngressExchange(head, ends).open(self.way.forwarding.accept)
 
-    async def opened(self) -> tuple[DoorExchange, FrontSink]:
+    async def opened(self) -> tuple[IngressExchange, FrontSink]:
         exchange = self.open()
         await self.way.settle()
         return exchange, self.sinks[-1]
@@ -377,10 +377,10 @@ async def test_a_large_answer_does_not_hold_the_others_up(scene: Scene) -> None:
     began = time.perf_counter()
     large_sink.exchange.answer(OK, (bytes(64 * MIB),), 64 * MIB)
     scene.answer(small_sink, b"small")
-    took_s: dict[DoorExchange, float] = {}
+    took_s: dict[IngressExchange, float] = {}
 
-    def note(door: DoorExchange, *answer: Any) -> None:
-        DoorExchange.answer(door, *answer)
+    def note(door: IngressExchange, *answer: Any) -> None:
+        IngressExchange.answer(door, *answer)
         took_s[door] = time.perf_counter() - began
 
     for door in (large, small):
@@ -408,7 +408,7 @@ class Run:
 
     def __init__(self) -> None:
         self.scene = Scene()
-        self.doors: list[DoorExchange] = []
+        self.doors: list[IngressExchange] = []
         self.asked: list[bytes] = []
         self.answered: dict[FrontSink, bytes] = {}
         self.n_lent = 0

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 from http1_talk import Talk
-from test_http_door import House, run
+from test_http_handler import House, run
 
 from gpuserve.front.protocols.access.authorization import AccessPolicy, AllowedHosts, foreign_host
 from gpuserve.front.protocols.http.http_handler import HttpHandler

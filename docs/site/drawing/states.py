@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from drawing.svg import Box, Point, arrow, labelled, picture
-from gpuserve.front.ingress.monitored_ingress import STEPS as DOOR
+from gpuserve.front.ingress.monitored_ingress import STEPS as INGRESS
 from gpuserve.front.observability.gpu_health.gpu_states import LIVES as GPU
 from gpuserve.front.scheduling.request_queue import TRANSITIONS as REQUEST
 from gpuserve.supervisor.processes.lifecycle import INSTANCE_STEPS as INSTANCE
@@ -108,7 +108,7 @@ TABLES: Final[dict[str, Any]] = {
     ),
     "states-of-an-ingress-process": Drawn(
         "The states of an ingress process",
-        tuple(DOOR.arrows()),
+        tuple(INGRESS.arrows()),
         (560, 190),
         {"DOWN": (60, 50), "STARTING": (220, 50), "UP": (390, 50), "ENDING": (390, 140), "ENDED": (130, 140)},
         {("DOWN", "STARTING"): (0, 0.5), ("STARTING", "DOWN"): (-16, 0.5), ("UP", "DOWN"): (34, 0.5)},

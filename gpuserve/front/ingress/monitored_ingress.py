@@ -244,7 +244,7 @@ class MonitoredIngress:
             running.process.show_stacks(forced=True)
         if silent_s >= HUNG_S:
             logger.error("killed ingress process %d: no heartbeat for %g s", self.number, HUNG_S)
-            self._front.record_event(EventKind.DOOR_HUNG, door=self.number, pid=self.pid, silent_s=HUNG_S)
+            self._front.record_event(EventKind.INGRESS_HUNG, door=self.number, pid=self.pid, silent_s=HUNG_S)
             self.kill()
 
     # ---- what is heard ------------------------------------------------------------------------
@@ -308,7 +308,9 @@ class MonitoredIngress:
         pause_s = self._backoff.pause_s(lived_s, came_up=self.state is IngressState.UP)
         when = f"in {pause_s:g} s" if pause_s else "at once"
         logger.error("ingress process %d ended (%s); it is started again %s", self.number, reason, when)
-        self._front.record_event(EventKind.DOOR_DIED, door=self.number, reason=reason, restart_in_s=pause_s)
+        self._front.record_event(
+            EventKind.INGRESS_DIED, door=self.number, reason=reason, restart_in_s=pause_s
+        )
         self._enter(IngressState.DOWN)
         self._loop.call_later(pause_s, self.start)
 

@@ -185,7 +185,7 @@ class Front:
             messages.Quiesce: parts.draining.quiesce,
             messages.Resume: parts.draining.resume,
             messages.RequestCensus: lambda message: self._notify_supervisor(
-                parts.generations.census(message)._replace(doors=parts.front_listeners.door_rows())
+                parts.generations.census(message)._replace(ingress=parts.front_listeners.census_rows())
             ),
             messages.WatchRates: parts.rates.watch,
             messages.EventBatch: parts.service.events.on_events,
@@ -433,7 +433,7 @@ class RateReports:
         self._meter.retain((one.model, one.version) for one in metrics)
         census = self._generations.census(messages.RequestCensus(0))
         return messages.Rates(
-            census._replace(doors=self._front_listeners.door_rows()),
+            census._replace(ingress=self._front_listeners.census_rows()),
             round(sum(one[2] for one, _ in found), 3),
             self._front_listeners.n_connections,
             tuple(one for one, _ in found),

@@ -34,7 +34,7 @@ from gpuserve.front.protocols.grpc.unary_rpcs import HEALTH_WATCH
 from gpuserve.front.protocols.health_port import HealthPort
 from gpuserve.front.service.control import NotifySupervisor
 from gpuserve.front.service.inference_service import InferenceService
-from gpuserve.supervisor.control.front_messages import IngressDown, IngressUp, StartIngress
+from gpuserve.supervisor.control.front_messages import INGRESS_FIELDS, IngressDown, IngressUp, StartIngress
 from gpuserve_worker.memory.arena import KINDS, ORPHANS
 
 if TYPE_CHECKING:
@@ -44,10 +44,6 @@ logger = logging.getLogger(__name__)
 
 #: Starts a task whose failure ends the front.
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
-
-#: The names of the values of ``door_rows``.
-_INGRESS_FIELDS: Final = ("number", "pid", "state", "connections", "requests", "cpu_s", "restarts")
-
 
 #: Path prefixes of requests that may stay open while the server is idle.
 _NO_WORK: Final = (HEALTH_WATCH, ADMIN_PREFIX, DASHBOARD_PREFIX)
@@ -80,7 +76,7 @@ class FrontListeners:
         if self._live is not None:
             self._live.feed.more = lambda: {
                 "connections": self.n_connections,
-                "doors": [dict(zip(_INGRESS_FIELDS, one, strict=True)) for one in self.door_rows()],
+                "doors": [dict(zip(INGRESS_FIELDS, one, strict=True)) for one in self.census_rows()],
             }
         self._transports += self._make_transports(dict(listeners))
         for transport in self._transports:
@@ -131,7 +127,7 @@ class FrontListeners:
         for transport in self._transports:
             yield from transport.ingress_rows()
 
-    def door_rows(self) -> tuple[tuple[int, int | None, str, int, int, float, int], ...]:
+    def census_rows(self) -> tuple[tuple[int, int | None, str, int, int, float, int], ...]:
         """Return the ingress rows of a ``Census``."""
         return tuple(one[:4] + one.counts[:3] for one in self.ingresses())
 

@@ -255,12 +255,16 @@ class Quiesced(NamedTuple):
     is_quiet: bool
 
 
+#: The names of the values of an ingress process in a ``Census``.
+INGRESS_FIELDS: Final = ("number", "pid", "state", "connections", "requests", "cpu_s", "restarts")
+
+
 class Census(NamedTuple):
     """The counts and states of the front. ``ready``: whether the server accepts requests. ``counts``: of each
     generation (model, version, waiting requests, running requests, slots of its instances, saturation or
     None); a retiring generation has no slots. ``states``: the repository index, (model, version, state,
-    reason). ``gpu_memory``: bytes on GPUs by the worker's pid, as pairs. ``doors``: the ingress processes
-    (number, pid or None, state, connections, requests, CPU seconds, restarts).
+    reason). ``gpu_memory``: bytes on GPUs by the worker's pid, as pairs. ``ingress``: the ingress
+    processes, with the values of ``INGRESS_FIELDS``.
     """
 
     ticket: int
@@ -268,7 +272,7 @@ class Census(NamedTuple):
     counts: tuple[tuple[str, int, int, int, int, float | None], ...]
     states: tuple[tuple[str, str, str, str], ...]
     gpu_memory: tuple[tuple[int, int], ...]
-    doors: tuple[tuple[int, int | None, str, int, int, float, int], ...] = ()
+    ingress: tuple[tuple[int, int | None, str, int, int, float, int], ...] = ()
 
 
 class EventBatch(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from gpuserve.core.version import VERSION
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve.supervisor.attach.attached_programs import AttachedModel, AttachedModels
-from gpuserve.supervisor.control.front_messages import Census, RequestCensus
+from gpuserve.supervisor.control.front_messages import INGRESS_FIELDS, Census, RequestCensus
 from gpuserve.supervisor.control.operator_protocol import OnOutcome, VerbOutcome
 from gpuserve.supervisor.models.generations import GenerationTable, Residence
 from gpuserve.supervisor.operator.quiescence import Quiescence
@@ -28,8 +28,6 @@ CENSUS_TIMEOUT_S: Final = 2.0
 _LEAVING: Final = "LEAVING"
 _PAGE_NBYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _NO_CENSUS: Final = Census(0, False, (), (), ())
-#: The fields of an ingress process, in the order of ``Census.doors``.
-_DOOR: Final = ("number", "pid", "state", "connections", "requests", "cpu_s", "restarts")
 #: Receives the census, or None if the front does not answer.
 OnCensus: TypeAlias = Callable[[Census | None], None]
 
@@ -109,7 +107,7 @@ class OperatorStatus:
                 "restarts": front.restarts,
                 "answers": census is not None,
             },
-            "doors": [dict(zip(_DOOR, door, strict=True)) for door in (census or _NO_CENSUS).doors],
+            "doors": [dict(zip(INGRESS_FIELDS, one, strict=True)) for one in (census or _NO_CENSUS).ingress],
             "config": self._config,
             "mps": self._core.mps.text,
         }

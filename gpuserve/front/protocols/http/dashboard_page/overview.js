@@ -1,4 +1,4 @@
-// The first view: figures, plots, every model, the GPUs, the doors.
+// The first view: figures, plots, every model, the GPUs, the ingress processes.
 
 import { NOTHING, bytes, element, number, path, percent, pill, seconds, tell } from "./dom.js";
 import { Table, flagged, text } from "./tables.js";
@@ -59,8 +59,8 @@ const GPUS = [
   { title: "Kind", kind: "wide wrap", tell: text((row) => `${row.name || ""} ${row.uuid}`) },
 ];
 
-const DOORS = [
-  { title: "Door", tell: text((row) => row.number) },
+const INGRESS = [
+  { title: "Process", tell: text((row) => row.number) },
   { title: "State", tell: state },
   { title: "pid", kind: "number", tell: text((row) => row.pid ?? NOTHING) },
   { title: "connections", kind: "number", tell: text((row) => row.connections, number) },
@@ -78,13 +78,13 @@ export class Overview {
     this.filter.addEventListener("input", redraw);
     this.table = new Table(document.getElementById("models"), MODELS, { key: keyOf, sorted: { place: 0, down: false }, onSort: redraw });
     this.gpus = new Table(document.querySelector("#gpus table"), GPUS, { key: (row) => row.uuid });
-    this.doors = new Table(document.querySelector("#doors table"), DOORS, { key: (row) => row.number });
+    this.ingress = new Table(document.querySelector("#ingress table"), INGRESS, { key: (row) => row.number });
     this.figures = new Map();
   }
 
   sample({ server, gpus, doors }, models) {
     this.show(models);
-    for (const [table, rows] of [[this.gpus, gpus], [this.doors, doors]]) {
+    for (const [table, rows] of [[this.gpus, gpus], [this.ingress, doors]]) {
       table.node.parentElement.hidden = rows.length === 0;
       table.show(rows);
     }

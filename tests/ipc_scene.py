@@ -72,7 +72,7 @@ class Way:
         self.door.close()
 
 
-class DoorExchange:
+class IngressExchange:
     """A request at a door whose client reads as it is told: an ``Exchange`` that keeps to the contract."""
 
     def __init__(self, head: Head = HEAD, ends: ConnectionEndpoints = ENDS) -> None:
@@ -95,7 +95,7 @@ class DoorExchange:
 
     # ---- the client's side ----------------------------------------------------------------
 
-    def open(self, accept: RequestHandler) -> DoorExchange:
+    def open(self, accept: RequestHandler) -> IngressExchange:
         self.sink = accept(self)
         return self
 

@@ -15,7 +15,7 @@ import pytest
 from driver_scene import SPEC, Scene
 from http1_talk import CHUNKED, post
 from http2_peer import POST, data, reset
-from passage_scene import FrontSink, Way
+from ipc_scene import FrontSink, Way
 
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.front.net.async_requests import AsyncRequests
