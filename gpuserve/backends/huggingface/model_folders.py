@@ -37,25 +37,16 @@ EXTRA: Final = "huggingface"
 _HIDDEN_SIZES: Final = ("hidden_size", "d_model", "n_embd", "dim")
 
 
-def is_hub_name(file: str) -> bool:
-    return file.startswith(HUB)
-
-
-def transformers_name(file: str) -> str:
-    """Return the folder's path, or the name on the hub."""
-    return file.removeprefix(HUB)
-
-
 def shown_name(file: str) -> str:
-    return file if is_hub_name(file) else os.path.basename(os.path.normpath(file))
+    return file if file.startswith(HUB) else os.path.basename(os.path.normpath(file))
 
 
 def read_config(file: str) -> dict[str, Any]:
     """Return the config.json of a folder or hub model. Raise ModelFileError if it is unreadable."""
-    if is_hub_name(file):
+    if file.startswith(HUB):
         hub = import_library("huggingface_hub", "huggingface")
         try:
-            path = str(hub.hf_hub_download(transformers_name(file), "config.json"))
+            path = str(hub.hf_hub_download(file.removeprefix(HUB), "config.json"))
         except Exception as error:  # the network, the hub or the name
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelFileError(f"{file!r} cannot be downloaded from the hub: {first}") from error
@@ -114,7 +105,7 @@ def sentence_pooling(file: str) -> tuple[str, bool] | None:
     """Return how a folder of sentence-transformers makes one vector of a text's tokens, and whether its
     length is 1. Return None for any other folder.
     """
-    if is_hub_name(file):
+    if file.startswith(HUB):
         return None
     try:
         with open(os.path.join(file, "modules.json"), encoding="utf-8") as opened:
@@ -175,12 +166,8 @@ def model_settings(kwargs: Mapping[str, Any]) -> ModelSettings:
     for key, choices in _CHOICES.items():
         if kwargs.get(key) is not None and kwargs[key] not in choices:
             raise ModelFileError(f"{key} is one of {', '.join(choices)}, got {kwargs[key]!r}")
-    for key in (
-        "trust_remote_code",
-        "shared_weights",
-        "normalize",
-        "stream",
-    ):  # a quoted "false" would count as true
+    for key in ("trust_remote_code", "shared_weights", "normalize", "stream"):
+        # A quoted "false" would count as true.
         if not isinstance(kwargs.get(key), bool | None):
             raise ModelFileError(f"{key} is true or false, got {kwargs[key]!r}")
     if kwargs.get("shared_weights") and kwargs.get("trust_remote_code"):
@@ -199,7 +186,7 @@ def load_pipeline(settings: ModelSettings, task: str, **components: Any) -> Any:
     """
     # The libraries read these variables on their first import.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    if not is_hub_name(settings.file):
+    if not settings.file.startswith(HUB):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch = import_library("torch", EXTRA)
     transformers = import_library("transformers", EXTRA)
@@ -211,7 +198,7 @@ def load_pipeline(settings: ModelSettings, task: str, **components: Any) -> Any:
     load = partial(
         transformers.pipeline,
         task,
-        model=transformers_name(settings.file),
+        model=settings.file.removeprefix(HUB),
         device="cpu" if is_shared else device,  # shared weights go to the device by themselves
         dtype=settings.dtype,
         trust_remote_code=settings.trust_remote_code is True,  # None would ask at the terminal

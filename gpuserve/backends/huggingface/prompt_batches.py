@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gpuserve.backends.huggingface.step_rows import StepRows, can_step
+from gpuserve.backends.huggingface.step_rows import StepRows, can_step, padded_prompts
 from gpuserve.backends.huggingface.structured_outputs import JsonMask
 from gpuserve.core.errors import InvalidArgument
 
@@ -334,17 +334,14 @@ class PromptBatches:
             present = running.all_rows
             rows = self._next_rows(self._rows - len(present), waits=not present)
             try:
+                samplers = [_RowSampler(row, self._model.device) for row in rows]
                 with torch.inference_mode():
-                    running.join(rows, [self._chooser(row) for row in rows])
+                    running.join(rows, [None if one.is_plain else one.scores for one in samplers])
                     running.step()
             except Exception as error:  # the model's own code; only these rows fail
                 for one in (*present, *rows):
                     one.fail(error)
                 running.clear()
-
-    def _chooser(self, row: PromptRow) -> Callable[[Any, Any], Any] | None:
-        sampler = _RowSampler(row, self._model.device)
-        return None if sampler.is_plain else sampler.scores
 
     def _next_rows(self, most: int, *, waits: bool = True) -> list[PromptRow]:
         """Return up to ``most`` waiting rows; with ``waits`` at least one."""
@@ -366,7 +363,7 @@ class PromptBatches:
         from transformers import LogitsProcessorList, StoppingCriteriaList
 
         device = self._model.device
-        tokens, mask = _padded([row.prompt.tokens for row in rows], self._pad)
+        tokens, mask = padded_prompts([row.prompt.tokens for row in rows], self._pad)
         config = copy.copy(self._config)
         config.max_new_tokens = max(row.prompt.max_new_tokens for row in rows)
         sampling = RowSampling(rows, device)
@@ -379,14 +376,6 @@ class PromptBatches:
                 stopping_criteria=StoppingCriteriaList([FinishedRows(rows)]),
                 streamer=RowStreamer(rows),
             )
-
-
-def _padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the prompts as rows of one length, padded on the left, and the mask of their tokens."""
-    longest = max(len(one) for one in prompts)
-    gaps = [longest - len(one) for one in prompts]
-    tokens = [[pad] * gap + list(one) for gap, one in zip(gaps, prompts, strict=True)]
-    return tokens, [[0] * gap + [1] * (longest - gap) for gap in gaps]
 
 
 def _generation_config(model: Any, tokenizer: Any) -> tuple[Any, frozenset[int], int]:
@@ -426,11 +415,30 @@ class RowSampling:
 
 class _RowSampler:
     def __init__(self, row: PromptRow, device: Any) -> None:
+        from transformers.generation import logits_process as known
+
         sampling = row.prompt.sampling
-        self._processors = _logits_processors(sampling)
+        #: The processors that transformers uses for these settings, in its order.
+        self._processors: list[Any] = []
         if row.prompt.matcher is not None:
-            self._processors.insert(0, JsonMask(row.prompt.matcher, row.fail))
-        self._random_generator = _new_generator(sampling, device) if sampling.temperature else None
+            self._processors.append(JsonMask(row.prompt.matcher, row.fail))
+        if sampling.repetition_penalty != 1:
+            self._processors.append(known.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+        self._random_generator: Any = None
+        if sampling.temperature:
+            import torch
+
+            self._random_generator = torch.Generator(device=device)
+            if sampling.seed is None:
+                self._random_generator.seed()
+            else:
+                self._random_generator.manual_seed(sampling.seed)
+            if sampling.temperature != 1:
+                self._processors.append(known.TemperatureLogitsWarper(sampling.temperature))
+            if sampling.top_k:
+                self._processors.append(known.TopKLogitsWarper(sampling.top_k))
+            if sampling.top_p < 1:
+                self._processors.append(known.TopPLogitsWarper(max(sampling.top_p, 1e-6)))
         self.is_plain = not self._processors and self._random_generator is None
 
     def scores(self, input_ids: Any, scores: Any) -> Any:
@@ -442,32 +450,3 @@ class _RowSampler:
 
         noise = torch.empty_like(scores).exponential_(generator=self._random_generator).log_()
         return scores - noise
-
-
-def _logits_processors(sampling: Sampling) -> list[Any]:
-    """Return the processors that transformers uses for these settings, in its order."""
-    from transformers.generation import logits_process as known
-
-    steps: list[Any] = []
-    if sampling.repetition_penalty != 1:
-        steps.append(known.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
-    if not sampling.temperature:
-        return steps
-    if sampling.temperature != 1:
-        steps.append(known.TemperatureLogitsWarper(sampling.temperature))
-    if sampling.top_k:
-        steps.append(known.TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p < 1:
-        steps.append(known.TopPLogitsWarper(max(sampling.top_p, 1e-6)))
-    return steps
-
-
-def _new_generator(sampling: Sampling, device: Any) -> Any:
-    import torch
-
-    generator = torch.Generator(device=device)
-    if sampling.seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(sampling.seed)
-    return generator

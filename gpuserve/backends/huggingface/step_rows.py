@@ -65,6 +65,14 @@ def can_step(model: Any, options: Any) -> bool:
     return {type(one).__name__ for one in layers} == {"DynamicLayer"}
 
 
+def padded_prompts(prompts: Sequence[Sequence[int]], pad: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the prompts as rows of one length, padded on the left, and the mask of their tokens."""
+    longest = max(map(len, prompts))
+    gaps = [longest - len(one) for one in prompts]
+    tokens = [[pad] * gap + list(one) for gap, one in zip(gaps, prompts, strict=True)]
+    return tokens, [[0] * gap + [1] * (longest - gap) for gap in gaps]
+
+
 class StepRows:
     """The rows that a model computes together. ``choices`` has a chooser for each row that is not greedy."""
 
@@ -98,12 +106,9 @@ class StepRows:
         import torch
         from transformers import DynamicCache
 
-        prompts = [list(one.tokens) for one in rows]
-        longest = max(map(len, prompts))
-        gaps = [longest - len(one) for one in prompts]
         device = self._model.device
-        tokens = [[0] * gap + one for gap, one in zip(gaps, prompts, strict=True)]
-        mask = torch.tensor([[0] * gap + [1] * (longest - gap) for gap in gaps], device=device)
+        tokens, places = padded_prompts([one.tokens for one in rows], 0)
+        mask = torch.tensor(places, device=device)
         cache = DynamicCache(config=self._model.config)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         scores = self._compute(torch.tensor(tokens, device=device), mask, positions, cache)

@@ -7,10 +7,11 @@ results.
 
 from __future__ import annotations
 
+import abc
 import io
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -34,32 +35,36 @@ _TEXT: Final = {"name": "text", "dtype": "bytes", "shape": [1]}
 
 RowArrays: TypeAlias = Mapping[str, NDArray[Any]]
 
-# ---- rows of requests ---------------------------------------------------------------------------
 
-
-def answer_rows(
-    requests: Sequence[RowArrays],
-    read: Callable[[RowArrays], list[Any]],
-    run: Callable[[list[Any]], dict[str, NDArray[Any]]],
-) -> list[Any]:
-    """Answer each request with its part of what ``run`` returns for the rows of all requests. A request whose
-    rows ``read`` rejects by ValueError fails alone.
+class RowTask(abc.ABC):
+    """A callable that answers each request with its part of what the pipeline returns for the rows of all
+    requests. A request whose rows cannot be read fails alone.
     """
-    answers: list[Any] = [None] * len(requests)
-    values: list[Any] = []
-    spans: list[tuple[int, slice]] = []
-    for position, request in enumerate(requests):
-        try:
-            rows = read(request)
-        except ValueError as error:
-            answers[position] = InvalidArgument(str(error))
-            continue
-        spans.append((position, slice(len(values), len(values) + len(rows))))
-        values += rows
-    outputs = run(values) if values else {}
-    for position, span in spans:
-        answers[position] = {name: array[span] for name, array in outputs.items()}
-    return answers
+
+    def __call__(self, requests: Sequence[RowArrays]) -> list[Any]:
+        answers: list[Any] = [None] * len(requests)
+        values: list[Any] = []
+        spans: list[tuple[int, slice]] = []
+        for position, request in enumerate(requests):
+            try:
+                rows = self._read(request)
+            except ValueError as error:
+                answers[position] = InvalidArgument(str(error))
+                continue
+            spans.append((position, slice(len(values), len(values) + len(rows))))
+            values += rows
+        outputs = self._run_pipeline(values) if values else {}
+        for position, span in spans:
+            answers[position] = {name: array[span] for name, array in outputs.items()}
+        return answers
+
+    def _read(self, request: RowArrays) -> list[Any]:
+        """Return the rows of a request for the pipeline. Raise ValueError for an invalid row."""
+        return read_texts("text", request)
+
+    @abc.abstractmethod
+    def _run_pipeline(self, rows: list[Any]) -> dict[str, NDArray[Any]]:
+        """Return the outputs for the rows of all requests."""
 
 
 def read_texts(name: str, request: RowArrays) -> list[str]:
@@ -109,10 +114,7 @@ def _score_outputs(labels: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-# ---- texts --------------------------------------------------------------------------------------
-
-
-class TextClassification:
+class TextClassification(RowTask):
     """A callable that answers a text with its class, and the scores of all classes."""
 
     def __init__(self, settings: ModelSettings, config: Mapping[str, Any]) -> None:
@@ -124,14 +126,11 @@ class TextClassification:
     def declare(cls, _settings: ModelSettings, config: Mapping[str, Any]) -> dict[str, Any]:
         return task_declaration([_TEXT], _score_outputs(labels_of(config)), _MAX_TEXTS)
 
-    def __call__(self, requests: Sequence[Any]) -> list[Any]:
-        return answer_rows(requests, _read_text_input, self._run_pipeline)
-
-    def _run_pipeline(self, texts: list[str]) -> dict[str, NDArray[Any]]:
-        return _score_arrays(self._pipeline(texts, batch_size=len(texts), **self._options), self._labels)
+    def _run_pipeline(self, rows: list[str]) -> dict[str, NDArray[Any]]:
+        return _score_arrays(self._pipeline(rows, batch_size=len(rows), **self._options), self._labels)
 
 
-class TokenClassification:
+class TokenClassification(RowTask):
     """A callable that answers a text with its entities, as JSON from transformers."""
 
     def __init__(self, settings: ModelSettings, _config: Mapping[str, Any]) -> None:
@@ -142,17 +141,14 @@ class TokenClassification:
     def declare(cls, _settings: ModelSettings, _config: Mapping[str, Any]) -> dict[str, Any]:
         return task_declaration([_TEXT], [{"name": "entities", "dtype": "bytes", "shape": [1]}], _MAX_TEXTS)
 
-    def __call__(self, requests: Sequence[Any]) -> list[Any]:
-        return answer_rows(requests, _read_text_input, self._run_pipeline)
-
-    def _run_pipeline(self, texts: list[str]) -> dict[str, NDArray[Any]]:
-        found = self._pipeline(texts, batch_size=len(texts), **self._options)
+    def _run_pipeline(self, rows: list[str]) -> dict[str, NDArray[Any]]:
+        found = self._pipeline(rows, batch_size=len(rows), **self._options)
         numpy_number = lambda value: value.item()  # noqa: E731
         entities = [json.dumps(one, default=numpy_number, ensure_ascii=False) for one in found]
         return {"entities": bytes_column(entities)}
 
 
-class FeatureExtraction:
+class FeatureExtraction(RowTask):
     """A callable that answers a text with the vectors of its tokens, their mean, or the first of them."""
 
     def __init__(self, settings: ModelSettings, config: Mapping[str, Any]) -> None:
@@ -170,7 +166,7 @@ class FeatureExtraction:
         return task_declaration([_TEXT], [output], _MAX_TEXTS)
 
     def __call__(self, requests: Sequence[Any]) -> list[Any]:
-        answers = answer_rows(requests, _read_text_input, self._run_pipeline)
+        answers = super().__call__(requests)
         for one in answers if self._pooling == "none" else ():
             if isinstance(one, dict):  # without the padding of longer texts of other requests
                 longest = int(one.pop("counts").max(initial=0))
@@ -197,8 +193,8 @@ class FeatureExtraction:
             for one in answers
         ]
 
-    def _run_pipeline(self, texts: list[str]) -> dict[str, NDArray[Any]]:
-        vectors, counts = self._vectors(texts)
+    def _run_pipeline(self, rows: list[str]) -> dict[str, NDArray[Any]]:
+        vectors, counts = self._vectors(rows)
         return {"features": vectors, "counts": counts} if self._pooling == "none" else {"embedding": vectors}
 
     def _vectors(self, texts: list[str]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -221,10 +217,6 @@ class FeatureExtraction:
             return vectors.cpu().numpy(), given["attention_mask"].sum(dim=1).cpu().numpy()
 
 
-def _read_text_input(request: RowArrays) -> list[str]:
-    return read_texts("text", request)
-
-
 def _pooling(settings: ModelSettings) -> tuple[str, bool]:
     """Return how one vector is made, and whether its length is 1: by the settings, or else by the folder."""
     known = sentence_pooling(settings.file) or ("mean", False)
@@ -232,10 +224,7 @@ def _pooling(settings: ModelSettings) -> tuple[str, bool]:
     return pooling, known[1] if settings.normalize is None else settings.normalize
 
 
-# ---- images -------------------------------------------------------------------------------------
-
-
-class ImageClassification:
+class ImageClassification(RowTask):
     """A callable that answers an image with its class, the score of the class, and the scores of all classes.
     Images come encoded (PNG, JPEG and whatever else Pillow reads) or as arrays of bytes.
     """
@@ -244,7 +233,7 @@ class ImageClassification:
         self._pillow = import_library("PIL.Image", EXTRA)
         self._pipeline = load_pipeline(settings, "image-classification")
         self._labels = labels_of(config)
-        self._read = self._images_of_arrays if settings.image == "array" else self._decoded_images
+        self._has_arrays = settings.image == "array"
         self._options = {**settings.options, "top_k": len(self._labels)}
 
     @classmethod
@@ -254,41 +243,33 @@ class ImageClassification:
             image = {"name": "image", "dtype": "uint8", "shape": [-1, -1, 3], "ragged": True}
         return task_declaration([image], _score_outputs(labels_of(config)), _MAX_IMAGES)
 
-    def __call__(self, requests: Sequence[Any]) -> list[Any]:
-        return answer_rows(requests, self._read, self._run_pipeline)
+    def _run_pipeline(self, rows: list[Any]) -> dict[str, NDArray[Any]]:
+        return _score_arrays(self._pipeline(rows, batch_size=len(rows), **self._options), self._labels)
 
-    def _run_pipeline(self, images: list[Any]) -> dict[str, NDArray[Any]]:
-        return _score_arrays(self._pipeline(images, batch_size=len(images), **self._options), self._labels)
-
-    def _decoded_images(self, request: RowArrays) -> list[Any]:
+    def _read(self, request: RowArrays) -> list[Any]:
+        if self._has_arrays:
+            return [self._pillow.fromarray(one) for one in request["image"]]
         return [self._decoded_image(one) for one in request["image"].ravel()]
 
     def _decoded_image(self, encoded: bytes) -> Any:
         try:
             return self._pillow.open(io.BytesIO(encoded)).convert("RGB")
         except (OSError, SyntaxError, self._pillow.DecompressionBombError) as error:
-            reason = (
-                "cannot be decoded" if isinstance(error, (OSError, SyntaxError)) else "has too many pixels"
-            )
+            is_broken = isinstance(error, OSError | SyntaxError)
+            reason = "cannot be decoded" if is_broken else "has too many pixels"
             raise ValueError(
                 "Input 'image' must be an encoded image such as PNG or JPEG, but one of "
                 f"{len(encoded)} bytes {reason}"
             ) from None
 
-    def _images_of_arrays(self, request: RowArrays) -> list[Any]:
-        return [self._pillow.fromarray(one) for one in request["image"]]
 
-
-# ---- speech -------------------------------------------------------------------------------------
-
-
-class SpeechRecognition:
+class SpeechRecognition(RowTask):
     """A callable that answers a recording with its text. Encoded sound needs ffmpeg."""
 
     def __init__(self, settings: ModelSettings, _config: Mapping[str, Any]) -> None:
         self._pipeline = load_pipeline(settings, "automatic-speech-recognition")
         self._rate = self._pipeline.feature_extractor.sampling_rate
-        self._read = self._decoded_audio if settings.audio == "encoded" else self._samples
+        self._is_encoded = settings.audio == "encoded"
         self._options = dict(settings.options)
 
     @classmethod
@@ -301,18 +282,14 @@ class SpeechRecognition:
             audio = {"name": "audio", "dtype": "float32", "shape": [-1]}
         return task_declaration([audio], [_TEXT], _MAX_RECORDINGS)
 
-    def __call__(self, requests: Sequence[Any]) -> list[Any]:
-        return answer_rows(requests, self._read, self._run_pipeline)
-
-    def _run_pipeline(self, recordings: list[Any]) -> dict[str, NDArray[Any]]:
-        given = [{"raw": one, "sampling_rate": self._rate} for one in recordings]
+    def _run_pipeline(self, rows: list[Any]) -> dict[str, NDArray[Any]]:
+        given = [{"raw": one, "sampling_rate": self._rate} for one in rows]
         found = self._pipeline(given, batch_size=len(given), **self._options)
         return {"text": bytes_column([one["text"] for one in found])}
 
-    def _samples(self, request: RowArrays) -> list[Any]:
-        return [np.array(one) for one in request["audio"]]  # copies, because torch needs writable arrays
-
-    def _decoded_audio(self, request: RowArrays) -> list[Any]:
+    def _read(self, request: RowArrays) -> list[Any]:
+        if not self._is_encoded:
+            return [np.array(one) for one in request["audio"]]  # copies, because torch needs writable arrays
         from transformers.pipelines.audio_utils import ffmpeg_read
 
         return [ffmpeg_read(one, self._rate) for one in request["audio"].ravel()]
