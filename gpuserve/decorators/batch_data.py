@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from gpuserve.decorators.results import call_in_sequence
 from gpuserve.decorators.wrapping import BatchError
 from gpuserve_worker.inference.inference_request import Batch, Request, RequestBatch
 from gpuserve_worker.inference.model_context import ModelContext
@@ -56,13 +57,6 @@ def concatenated(arrays: Sequence[Any]) -> Any:
         return library.cat(list(arrays)) if name == _TORCH else library.concatenate(list(arrays))
     except RuntimeError as error:  # torch raises RuntimeError for shapes that do not fit
         raise ValueError(str(error)) from None
-
-
-def repeated(row: Any, times: int) -> Any:
-    """Return an array that repeats one row; ``row`` has shape ``[1, …]``."""
-    if library_of(row) == _TORCH:
-        return row.expand(times, *row.shape[1:])
-    return sys.modules[_CUPY].broadcast_to(row, (times, *row.shape[1:]))
 
 
 def as_inputs_of(model: ModelContext, spec: TensorSpec, value: Any) -> Any:
@@ -142,7 +136,18 @@ def grouped(labels: Iterable[Hashable]) -> list[Group]:
     return list(groups.values())
 
 
-def restore_order(groups: Sequence[Group], answers: Sequence[Any], count: int, decorator: str) -> list[Any]:
+def call_groups(
+    calls: Sequence[Callable[[], Any]], groups: Sequence[Group], count: int, decorator: str
+) -> Any:
+    """Return the responses of the calls, one for each group, in the order of the requests."""
+    return call_in_sequence(
+        calls,
+        lambda answers: _in_order(groups, answers, count, decorator),
+        lambda position, answer: _in_order([groups[position]], [answer], count, decorator),
+    )
+
+
+def _in_order(groups: Sequence[Group], answers: Sequence[Any], count: int, decorator: str) -> list[Any]:
     """Return the responses of the groups in the order of the requests, None for requests without a group;
     raise BatchError unless a group has one response for each request.
     """
@@ -251,10 +256,8 @@ def per_request(answer: SomeRows, rows: Sequence[int]) -> list[dict[str, Any] | 
             responses.append({name: rows_of(value, own) for name, value in answer.arrays.items()})
         else:
             text = "The rows of this request are in several groups of @group_by_values, which a generator "
-            text += (
-                "answers one after the other: send them as requests of their own, or make their values equal"
-            )
-            responses.append(BatchError(text))
+            hint = "send them as requests of their own, or make their values equal"
+            responses.append(BatchError(f"{text}answers one after the other: {hint}"))
     return responses
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from gpuserve.decorators.batch_data import (
     SomeRows,
+    call_groups,
     check_rows,
     grouped,
     is_request_list,
@@ -27,7 +28,6 @@ from gpuserve.decorators.batch_data import (
     named,
     not_requests,
     per_request,
-    restore_order,
     select_requests,
 )
 from gpuserve.decorators.coded import Coding, coding_of
@@ -40,7 +40,7 @@ from gpuserve.decorators.ragged import (
     join_ragged,
     refusals,
 )
-from gpuserve.decorators.results import call_in_sequence, is_deferred, map_result
+from gpuserve.decorators.results import is_deferred, map_result
 from gpuserve.decorators.wrapping import (
     BATCH,
     SAMPLE,
@@ -183,13 +183,7 @@ def by_labels(call: Callable[[Any, Any], Any], function: Any, labels: Sequence[A
             calls.append(partial(_refusal, kind_of(function), [label] * len(group)))
         else:
             calls.append(partial(call, label, chosen))
-
-    def spread(position: int, responses: Any) -> list[Any]:
-        return restore_order([groups[position]], [responses], len(listed), "@batch")
-
-    return call_in_sequence(
-        calls, lambda answers: restore_order(groups, answers, len(listed), "@batch"), spread
-    )
+    return call_groups(calls, groups, len(listed), "@batch")
 
 
 def _refusal(kind: CallableKind, answer: list[RequestError]) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 from gpuserve.decorators.batch_data import (
     Group,
     SomeRows,
+    call_groups,
     check_rows,
     concatenated,
     data_of,
@@ -23,8 +24,6 @@ from gpuserve.decorators.batch_data import (
     library_of,
     named,
     on_host,
-    repeated,
-    restore_order,
     rows_of,
     select_requests,
     split_arguments,
@@ -75,13 +74,7 @@ def group_by_keys(decorated: F | None = None, /) -> F:
         if len(groups) < 2:
             return function(*args, **given)
         calls = [partial(function, *bound, select_requests(requests, group), **given) for group in groups]
-
-        def spread(position: int, responses: Any) -> list[Any]:
-            return restore_order([groups[position]], [responses], len(requests), "@group_by_keys")
-
-        return call_in_sequence(
-            calls, lambda answers: restore_order(groups, answers, len(requests), "@group_by_keys"), spread
-        )
+        return call_groups(calls, groups, len(requests), "@group_by_keys")
 
     return call
 
@@ -237,7 +230,8 @@ def pad_batch(decorated: F | None = None, /) -> F:
         size = next((size for size in sizes if size >= rows), rows)
         if size <= rows or rows == 0:
             return function(*bound, **inputs)
-        padded = _with_rows(inputs, rows, partial(_padded, size=size))
+        positions = [*range(rows), *[rows - 1] * (size - rows)]
+        padded = _with_rows(inputs, rows, partial(rows_of, positions=positions))
         return map_result(lambda answer: _cut(answer, rows, size), function(*bound, **padded))
 
     return call
@@ -303,12 +297,6 @@ def _row_count(inputs: Mapping[str, Any], model: ModelContext) -> int:
         if len(shape) == len(spec.shape) + 1:
             return int(shape[0])
     return 0
-
-
-def _padded(array: Any, size: int) -> Any:
-    if library_of(array) == "numpy":
-        return np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])
-    return concatenated([array, repeated(array[-1:], size - len(array))])
 
 
 def _cut(answer: Any, rows: int, size: int) -> Any:

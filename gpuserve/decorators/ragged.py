@@ -30,7 +30,6 @@ from gpuserve_worker.protocol.tensor import element_count
 _RIGHT: Final = "right"
 #: Kinds of numpy's numbers, and of those of ml_dtypes.
 _NUMERIC: Final = "biufV"
-_SIDES: Final = (_RIGHT, "left")
 
 
 class Padding(NamedTuple):
@@ -53,7 +52,7 @@ class Padding(NamedTuple):
                 "lengths of @batch must be the name of an argument, or such names by input, "
                 f"got {self.lengths!r:.100}"
             )
-        if self.side not in _SIDES:
+        if self.side not in (_RIGHT, "left"):
             raise TypeError(f"side of @batch must be 'right' or 'left', got {self.side!r:.100}")
         for name, number in (("pad_to_multiple_of", self.multiple_of), ("max_length", self.max_length or 1)):
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
@@ -120,9 +119,6 @@ def refusals(batch: Batch, padding: Padding | None) -> list[RequestError | None]
                     f"input {name!r} has the length {longest}, expected at most {max_length}"
                 )
     return found if any(found) else []
-
-
-# ---- from a list of requests ------------------------------------------------------------------------
 
 
 def join_ragged(requests: Any, padding: Padding | None) -> Batch:
