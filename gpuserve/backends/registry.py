@@ -9,25 +9,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 
 class FileBackend(NamedTuple):
-    """A kind of model file.
-
-    ``path`` is the import path of its class, which is created with ``file`` and the model's ``kwargs``.
-    ``is_folder`` returns whether a folder is of this kind.
+    """A kind of model file or, without suffixes, of folder. ``path`` is the import path of its class, which
+    is created with ``file`` and the model's ``kwargs``.
     """
 
     title: str
     path: str
     suffixes: tuple[str, ...] = ()
-    is_folder: Callable[[str], bool] | None = None
-
-
-def _is_huggingface(folder: str) -> bool:
-    return os.path.isfile(os.path.join(folder, "config.json"))
 
 
 FILE_BACKENDS: Final = (
@@ -43,15 +36,14 @@ FILE_BACKENDS: Final = (
         (".skops", ".joblib", ".pkl", ".pickle"),
     ),
     FileBackend(
-        "a folder of Hugging Face, with a config.json",
-        "gpuserve.backends.huggingface:HuggingFaceModel",
-        is_folder=_is_huggingface,
+        "a folder of Hugging Face, with a config.json", "gpuserve.backends.huggingface:HuggingFaceModel"
     ),
 )
+_HUGGINGFACE: Final = FILE_BACKENDS[-1]
 #: The classes that run a folder of Hugging Face, by the ``runtime`` of the model.
 VLLM: Final = "vllm"
 RUNTIMES: Final = {
-    "transformers": "gpuserve.backends.huggingface:HuggingFaceModel",
+    "transformers": _HUGGINGFACE.path,
     VLLM: "gpuserve.backends.vllm:VllmModel",
 }
 #: Prefix of a name on the hub of Hugging Face.
@@ -71,10 +63,10 @@ def is_model_path(text: str) -> bool:
 
 def backend_of(path: str) -> FileBackend | None:
     """Return the backend of a file or folder, or None if there is none."""
-    if path.startswith(HUB):
-        return next(one for one in FILE_BACKENDS if one.is_folder is _is_huggingface)
+    if path.startswith(HUB) or os.path.isfile(os.path.join(path, "config.json")):
+        return _HUGGINGFACE
     if os.path.isdir(path):
-        return next((one for one in FILE_BACKENDS if one.is_folder is not None and one.is_folder(path)), None)
+        return None
     return next((one for one in FILE_BACKENDS if path.lower().endswith(one.suffixes)), None)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -68,7 +68,7 @@ class VllmModel:
         names = {"openai_names": list(loras)} if loras else {}
         return {"inputs": [], "outputs": [], "max_batch_size": 0, "concurrency": _CONCURRENCY, **names}
 
-    async def chat(self, request: ChatRequest) -> AsyncIterator[Any]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Any]:
         from gpuserve.openai import BadRequest
 
         tokenizer = self._engine.get_tokenizer()
@@ -82,19 +82,12 @@ class VllmModel:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise BadRequest(f"the model's template rejects them: {reason}", "messages") from error
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
-        async with aclosing(
-            self._generate(request, {"prompt_token_ids": tokens}, request.token_limit)
-        ) as found:
-            async for one in found:
-                yield one
+        return self._generate(request, {"prompt_token_ids": tokens}, request.token_limit)
 
-    async def complete(self, request: CompletionRequest) -> AsyncIterator[Any]:
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[Any]:
         is_text = isinstance(request.prompt, str)
         prompt = {"prompt" if is_text else "prompt_token_ids": request.prompt}
-        limit = request.token_limit or _COMPLETION_TOKENS
-        async with aclosing(self._generate(request, prompt, limit)) as found:
-            async for one in found:
-                yield one
+        return self._generate(request, prompt, request.token_limit or _COMPLETION_TOKENS)
 
     def close(self) -> None:
         self._engine.shutdown()

@@ -63,18 +63,13 @@ class TextGeneration:
     @property
     def chat(self) -> Callable[[Any], Any] | None:
         """The handler of a ChatRequest of OpenAI's clients, or None without a chat template."""
-        return self._chat if self._writer.tokenizer.chat_template else None
-
-    def _chat(self, request: Any) -> AsyncIterator[Any]:
-        from gpuserve.backends.huggingface.openai_requests import chat_prompt, generate_tokens
-
-        return generate_tokens(self._writer, request, chat_prompt)
+        return self.complete if self._writer.tokenizer.chat_template else None
 
     def complete(self, request: Any) -> AsyncIterator[Any]:
-        """Answer a CompletionRequest of OpenAI's clients."""
-        from gpuserve.backends.huggingface.openai_requests import completion_prompt, generate_tokens
+        """Answer a CompletionRequest or a ChatRequest of OpenAI's clients."""
+        from gpuserve.backends.huggingface.openai_requests import generate_tokens
 
-        return generate_tokens(self._writer, request, completion_prompt)
+        return generate_tokens(self._writer, request)
 
 
 class WholeTextGeneration(TextGeneration):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from gpuserve.backends.huggingface.prompt_batches import Prompt, read_parameters
 from gpuserve.backends.huggingface.text_writer import TextWriter
@@ -12,7 +13,6 @@ from gpuserve.backends.huggingface.tool_calls import ToolCallReader, response_te
 from gpuserve.core.errors import InvalidArgument
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, Token, Usage
 
-TextRequest = TypeVar("TextRequest", ChatRequest, CompletionRequest)
 #: Default of OpenAI's own completions.
 _COMPLETION_TOKENS: Final = 16
 _SAMPLING: Final = ("temperature", "top_p", "seed")
@@ -51,11 +51,7 @@ async def completion_prompt(writer: TextWriter, request: CompletionRequest) -> P
     return _sampled_prompt(writer, tokens, request, "prompt", {"max_new_tokens": _COMPLETION_TOKENS})
 
 
-async def generate_tokens(
-    writer: TextWriter,
-    request: TextRequest,
-    prompt_of: Callable[[TextWriter, TextRequest], Awaitable[Prompt]],
-) -> AsyncIterator[Any]:
+async def generate_tokens(writer: TextWriter, request: ChatRequest | CompletionRequest) -> AsyncIterator[Any]:
     """Yield the generated text as tokens of an answer. Closing the generator ends the generation."""
     try:
         matcher = await writer.grammars.matcher_of(getattr(request, "response_format", None))
@@ -64,7 +60,11 @@ async def generate_tokens(
     tools = _usable_tools(request)
     if matcher is not None and tools:
         raise BadRequest("expected none beside tools", "response_format")
-    prompt = replace(await prompt_of(writer, request), matcher=matcher)
+    if isinstance(request, ChatRequest):
+        prompt = await chat_prompt(writer, request)
+    else:
+        prompt = await completion_prompt(writer, request)
+    prompt = replace(prompt, matcher=matcher)
     template, reader = response_template_of(writer.tokenizer, writer.model) if tools else None, None
     if isinstance(request, ChatRequest) and template is not None:
         if request.logprobs:
@@ -73,13 +73,10 @@ async def generate_tokens(
         parser = writer.tokenizer.get_response_parser(template, prefix=list(prompt.tokens), tools=tools)
         reader = ToolCallReader(parser, is_parallel=request.parallel_tool_calls is not False)
     yield Usage(prompt_tokens=len(prompt.tokens))
-    pieces = writer.write(prompt)
-    try:
+    async with aclosing(writer.write(prompt)) as pieces:
         async for piece in pieces:
             for value in reader.read(piece) if reader is not None else [Token(*piece)]:
                 yield value
-    finally:
-        await pieces.aclose()
 
 
 def _usable_tools(request: Any) -> list[dict[str, Any]] | None:
