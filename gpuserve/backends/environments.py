@@ -44,9 +44,7 @@ class EnvironmentProblem(Exception):
 
 
 class InterpreterInfo(NamedTuple):
-    """The version of an interpreter, the cache tag for which its compiled modules are built, and the required
-    packages that its environment lacks.
-    """
+    """An interpreter's version, the cache tag of its compiled modules, and the required packages it lacks."""
 
     version: tuple[int, ...]
     tag: str
@@ -54,9 +52,7 @@ class InterpreterInfo(NamedTuple):
 
 
 def exec_in_environment(environment: str, module: str, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by ``python -m module`` in an environment. Raise EnvironmentProblem if the
-    environment has no interpreter that can run workers.
-    """
+    """Replace this process by ``python -m module`` in an environment; raise EnvironmentProblem."""
     interpreter = find_interpreter(environment)
     variables = environment_variables(interpreter, link_packages(interpreter))
     try:

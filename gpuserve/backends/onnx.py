@@ -374,9 +374,7 @@ def _datatype_of(one: Any, file: str) -> str:
 
 
 def _wanted_outputs(session: Any, file: str, states: SequenceStates | None) -> dict[str, str]:
-    """Return the outputs to compute, with their datatypes: those that the served model declares and those
-    that carry state, or all.
-    """
+    """Return the datatypes of the outputs to compute: those that are declared or carry state, or all."""
     model = served_model()
     names = [] if model is None else [one.name for one in model.outputs]
     declared = None if model is None else set(names if states is None else states.output_names(names))

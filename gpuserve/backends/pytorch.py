@@ -143,9 +143,7 @@ def _input_order(declared: Sequence[str], known: Sequence[str], file: str) -> li
 
 
 def _named_outputs(answer: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return the model's results by the names of its outputs: the keys of a mapping, or else positions. Raise
-    ValueError if the model returned something else.
-    """
+    """Return the results by output, from the keys of a mapping or else by position. Raise ValueError."""
     if isinstance(answer, Mapping):
         if missing := [name for name in names if name not in answer]:
             raise ValueError(f"the model gave no output {missing[0]!r}, only {', '.join(map(str, answer))}")

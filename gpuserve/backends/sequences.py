@@ -22,9 +22,7 @@ from gpuserve_worker.protocol.tensor import BYTES, decode_bytes, numpy_dtype
 
 
 def iterative_slots(config: Mapping[str, Any]) -> int:
-    """Return how many requests of an instance are active at once, or 0 unless the sequences are iterative.
-    ``config`` is a ``ModelConfig`` as plain data.
-    """
+    """Return the number of active requests of an instance, or 0 unless a ``ModelConfig`` is iterative."""
     sequences = config.get("sequence_batching") or {}
     if not sequences.get("iterative_sequence"):
         return 0

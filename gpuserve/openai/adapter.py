@@ -108,9 +108,7 @@ class EmbeddingModel:
 
 
 class OpenAIModel:
-    """A model of any endpoints. Each request has a stream of its own. ``made`` answers requests with tensors
-    of its own.
-    """
+    """A model of any endpoints, with a stream for each request. ``made`` answers those with own tensors."""
 
     def __init__(self, handlers: Mapping[OpenAIEndpoint, EndpointHandler], made: Any) -> None:
         self._handlers = handlers
@@ -160,9 +158,7 @@ class OpenAIModel:
 
 
 def _has_own_tensors(requests: Sequence[Request]) -> bool:
-    """Return whether a batch, whose requests have the same inputs, has inputs of the model file itself. Raise
-    ``BadRequest`` for a batch without inputs.
-    """
+    """Return whether a batch has inputs of the model file itself. Raise ``BadRequest`` without inputs."""
     if not len(requests[0]):
         raise BadRequest(f"expected the input '{REQUEST}', or the inputs of the model")
     return REQUEST not in requests[0]

@@ -204,9 +204,7 @@ Vectors = NDArray[np.float32]
 
 
 def split_embeddings(returned: Any, requests: Sequence[EmbeddingRequest]) -> list[Embeddings]:
-    """Return the embeddings of each request from those of all inputs. Raise ValueError if there are too many
-    or too few vectors, or numbers of tokens.
-    """
+    """Return each request's embeddings from those of all inputs. Raise ValueError for a wrong number."""
     made = returned if isinstance(returned, Embeddings) else Embeddings(returned)
     inputs = [one for request in requests for one in request.inputs]
     rows, tokens = _vector_rows(made.vectors), made.prompt_tokens

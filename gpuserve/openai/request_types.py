@@ -70,18 +70,9 @@ def _message_content(value: Any) -> Any:
     return value
 
 
-Inputs = Annotated[Any, BeforeValidator(_input_list)]
-EmbeddingInputs = Annotated[Any, BeforeValidator(_texts_to_embed)]
-Stops = Annotated[Any, BeforeValidator(_stop_sequences)]
 Flag = Annotated[bool, BeforeValidator(lambda value: False if value is None else value)]
-Count = Annotated[int, Field(ge=1, le=128), BeforeValidator(lambda value: 1 if value is None else value)]
 Limit = Annotated[int | None, Field(ge=1)]
-Temperature = Annotated[float | None, Field(ge=0, le=2)]
-Share = Annotated[float | None, Field(ge=0, le=1)]
 Penalty = Annotated[float | None, Field(ge=-2, le=2)]
-Likeliest = Annotated[int | None, Field(ge=0, le=20)]
-#: As ``Likeliest``, for completions.
-FewLikeliest = Annotated[int | None, Field(ge=0, le=5)]
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 
 
@@ -129,11 +120,11 @@ class TypedRequest(_StrictModel):
 class _GenerationRequest(TypedRequest):
     stream: Flag = False
     stream_options: StreamOptions | None = None
-    n: Count = 1
-    stop: Stops = ()
+    n: Annotated[int, Field(ge=1, le=128), BeforeValidator(lambda value: 1 if value is None else value)] = 1
+    stop: Annotated[Any, BeforeValidator(_stop_sequences)] = ()
     max_tokens: Limit = None
-    temperature: Temperature = None
-    top_p: Share = None
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
     seed: int | None = None
     frequency_penalty: Penalty = None
     presence_penalty: Penalty = None
@@ -156,7 +147,7 @@ class ChatRequest(_GenerationRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Limit = None
     logprobs: Flag = False
-    top_logprobs: Likeliest = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -176,11 +167,11 @@ class CompletionRequest(_GenerationRequest):
     one list of tokens. ``prompts`` are all of the client's prompts.
     """
 
-    prompts: Inputs = Field(validation_alias="prompt")
+    prompts: Annotated[Any, BeforeValidator(_input_list)] = Field(validation_alias="prompt")
     suffix: str | None = None
     echo: Flag = False
-    logprobs: FewLikeliest = None
-    best_of: Annotated[int | None, Field(ge=1)] = None
+    logprobs: Annotated[int | None, Field(ge=0, le=5)] = None
+    best_of: Limit = None
 
     @property
     def prompt(self) -> Prompt:
@@ -196,9 +187,9 @@ class CompletionRequest(_GenerationRequest):
 class EmbeddingRequest(TypedRequest):
     """A body of ``/v1/embeddings``. ``inputs`` are the client's texts, or lists of tokens."""
 
-    inputs: EmbeddingInputs = Field(validation_alias="input")
+    inputs: Annotated[Any, BeforeValidator(_texts_to_embed)] = Field(validation_alias="input")
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int | None, Field(ge=1)] = None
+    dimensions: Limit = None
 
     @property
     def texts(self) -> list[str]:

@@ -58,9 +58,7 @@ class HuggingFaceModel:
 
     @classmethod
     def declare(cls, **kwargs: Any) -> dict[str, Any]:
-        """Return inputs, outputs and more as a config file has them, without loading weights. Raise
-        ModelFileError if the folder cannot be served like this.
-        """
+        """Return what a config file may declare, without loading weights. Raise ModelFileError."""
         settings, config, task_class = _task_class(kwargs)
         for package in ("torch", "transformers"):
             if importlib.util.find_spec(package) is None:

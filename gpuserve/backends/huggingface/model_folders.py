@@ -181,9 +181,7 @@ def model_settings(kwargs: Mapping[str, Any]) -> ModelSettings:
 
 
 def load_pipeline(settings: ModelSettings, task: str, **components: Any) -> Any:
-    """Return the pipeline of a task, with its model on the device of the settings. Raise ModelFileError if a
-    library is missing, or the folder cannot be loaded.
-    """
+    """Return the pipeline of a task, with its model on the device. Raise ModelFileError if that fails."""
     # The libraries read these variables on their first import.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if not settings.file.startswith(HUB):

@@ -174,9 +174,7 @@ OnPiece: TypeAlias = "Callable[[TextPiece | Exception], None]"
 
 
 class PromptRow:
-    """A prompt in a batch, or waiting for one. A row that is ``over`` gets no more tokens. ``spell`` returns
-    the text of one token.
-    """
+    """A prompt in a batch, or waiting for one. A row that is ``over`` gets no more tokens."""
 
     def __init__(
         self,
@@ -284,9 +282,7 @@ class FinishedRows:
 
 
 class PromptBatches:
-    """The threads that answer prompts: ``batches`` batches at once, with at most ``rows`` prompts in each.
-    The threads end with the process.
-    """
+    """The daemon threads that answer prompts: ``batches`` batches at once, each of up to ``rows`` prompts."""
 
     def __init__(self, model: Any, tokenizer: Any, *, rows: int, batches: int) -> None:
         self._model = model

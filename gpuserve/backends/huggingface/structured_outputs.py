@@ -40,9 +40,7 @@ class JsonGrammars:
         self._executor = ThreadPoolExecutor(1, "grammars")
 
     async def matcher_of(self, response_format: Any) -> Any:
-        """Return the state of a new answer in the grammar of a ``response_format``, or None for text. Raise
-        InvalidArgument.
-        """
+        """Return a new answer's state in the grammar of a format; None for text. Raise InvalidArgument."""
         schema = _schema_of(response_format)
         if schema is None:
             return None

@@ -51,9 +51,7 @@ class TritonError:
 
 
 def text_of(value: Any, what: str) -> str:
-    """Return a str, or the text in bytes: pybind11, which Triton uses, accepts both. Raise TypeError for any
-    other value of ``what``.
-    """
+    """Return a str, or the text in bytes, which pybind11 also accepts. Raise TypeError for other values."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes | bytearray):

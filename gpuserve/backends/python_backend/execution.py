@@ -54,9 +54,7 @@ class ExecutedModel:
         return received
 
     def rescheduled_of(self, returned: Any, received: list[ReceivedRequest]) -> list[ReceivedRequest]:
-        """Return the rescheduled requests of a decoupled model. Raise TritonModelException if ``execute``
-        returned something.
-        """
+        """Return the rescheduled requests. Raise TritonModelException if ``execute`` returned something."""
         if returned is not None:
             raise TritonModelException(
                 f"Python model '{self._instance}' is using the decoupled mode and the execute function must "

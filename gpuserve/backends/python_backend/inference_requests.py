@@ -366,9 +366,7 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         return found
 
     async def wait_first(self) -> None:
-        """Wait for the first response. A loop over the iterator may block afterwards, so that requests of
-        other tasks are sent before.
-        """
+        """Wait for the first response. Other tasks send requests before a loop over the responses blocks."""
         if self._call is not None:
             await self._call.wait_async()
 

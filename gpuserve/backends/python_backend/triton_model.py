@@ -152,9 +152,7 @@ def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) ->
 
 
 def completed_config(model_class: Any, config: str) -> str:
-    """Return the model configuration after ``auto_complete_config``, if the class has that method. Raise
-    LoadError if the method raised, or returned something else.
-    """
+    """Return the configuration after the class's ``auto_complete_config``, if any. Raise LoadError."""
     complete = getattr(model_class, _COMPLETE, None)
     if complete is None:
         return config
