@@ -202,7 +202,7 @@ class Scene:
         response.close()
 
     def take_back(self, number: int) -> None:
-        """As the doors do: it may be before the answer, after it, and more than once."""
+        """Cancel like the protocol handlers: before the answer, after the answer, or more than once."""
         if self.pending:
             one = self.pending[number % len(self.pending)]
             one.cancel()

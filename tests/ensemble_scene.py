@@ -179,7 +179,7 @@ class Scene:
         return pending
 
     def _data(self, array: Any) -> Any:
-        """As the doors do: in the arena where it is large."""
+        """Place the input like the protocol handlers: in the arena if the input is large."""
         block = self.ensemble.arena.allocate(array.nbytes) if array.nbytes > wire.INLINE_NBYTES else None
         if block is None:
             return array.tobytes()

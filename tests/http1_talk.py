@@ -78,13 +78,13 @@ class RecordingSink:
 
 class Talk:
     """One connection and all that was asked on it. ``answer``: what to do once a request is complete;
-    ``door``: what accepts requests instead.
+    ``handler``: accepts requests instead of the scene itself.
     """
 
     def __init__(
         self,
         answer: Callable[[Http1Exchange], None] | None = None,
-        door: RequestHandler | None = None,
+        handler: RequestHandler | None = None,
         client: tuple[str, int] = ("127.0.0.1", 5),
         *,
         hurried: bool = False,
@@ -92,7 +92,7 @@ class Talk:
         self.way = RecordingWay(client, hurried=hurried)
         self.sinks: list[RecordingSink] = []
         self._answer = answer
-        self.http1 = Http1(self.way, door or self.accept)
+        self.http1 = Http1(self.way, handler or self.accept)
 
     def accept(self, exchange: Exchange) -> RecordingSink:
         self.sinks.append(RecordingSink(exchange, self._answer))

@@ -105,8 +105,8 @@ class BodyReceiver:
 
 
 class Talk:
-    """One connection, and the client at its other end. ``consume``: bodies are used up as they come. What is
-    asked goes to ``door``, where there is one.
+    """One connection, and the client at its other end. ``consume``: bodies are used up as they come.
+    ``handler``: accepts requests instead of the scene itself.
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class Talk:
         way: RecordingWay | None = None,
         greet: bool = True,
         consume: bool = True,
-        door: RequestHandler | None = None,
+        handler: RequestHandler | None = None,
     ) -> None:
         self.peer = peer or Peer()
         self.way = way or RecordingWay()
         self.sinks: list[BodyReceiver] = []
         self._answer = answer
         self._consume = consume
-        self.http2 = Http2(self.way, door or self.accept)
+        self.http2 = Http2(self.way, handler or self.accept)
         self.way.drained = self.http2.drained
         if greet:
             self.feed(self.peer.first_settings())

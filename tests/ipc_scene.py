@@ -1,4 +1,4 @@
-"""Both ends of a passage in one loop: a door that answers nothing itself, and the front behind it."""
+"""Both ends of an IPC channel in one loop: an ingress process that forwards every request, and the front."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ from gpuserve.front.net.exchange import (
 from gpuserve.front.net.exchange import BodyReceiver as SinkOfBody
 from gpuserve.front.protocols.router import refuse
 
-#: Turns of the loop in which nothing moves until it is quiet: a message takes two.
+#: Loop iterations without a message after which the channel counts as quiet: a message takes two.
 _QUIET_TURNS = 6
 ENDS = ConnectionEndpoints(("127.0.0.1", 5), ("127.0.0.1", 80), tls=False)
 HEAD = Head("POST", b"/a?b", ((b"host", b"x"),), "1.1", None)
 
 
 class Way:
-    """A real socket pair between a door and what accepts in the front."""
+    """A real socket pair between an ingress process and the request handler of the front."""
 
     def __init__(self, accept: RequestHandler) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.n_messages = 0
         self.lost: list[str] = []
-        #: The most that has waited in either end until the other reads.
+        #: The most bytes that waited at either end for the peer to read.
         self.most_waiting_nbytes = 0
         self.front = IpcChannel(ours, self._on_front, lambda: self.lost.append("front"))
-        self.door = IpcChannel(theirs, self._on_door, lambda: self.lost.append("door"))
+        self.ingress = IpcChannel(theirs, self._on_ingress, lambda: self.lost.append("ingress"))
         self.forwarded = ForwardedExchanges(self.front, accept)
-        self.forwarding = RequestForwarder(self.door, FrontOutage(), refuse)
+        self.forwarding = RequestForwarder(self.ingress, FrontOutage(), refuse)
         self.front.open()
-        self.door.open()
+        self.ingress.open()
 
     def _on_front(self, message: Any, fds: list[int]) -> None:
         self._note(message)
         self.forwarded.handlers[type(message)](message)
 
-    def _on_door(self, message: Any, fds: list[int]) -> None:
+    def _on_ingress(self, message: Any, fds: list[int]) -> None:
         self._note(message)
         self.forwarding.handlers[type(message)](message)
 
     def _note(self, message: Any) -> None:
         self.n_messages += 1
-        waiting_nbytes = max(self.front.waiting_nbytes, self.door.waiting_nbytes)
+        waiting_nbytes = max(self.front.waiting_nbytes, self.ingress.waiting_nbytes)
         self.most_waiting_nbytes = max(self.most_waiting_nbytes, waiting_nbytes)
 
     async def settle(self) -> None:
-        """Let everything happen that is due."""
+        """Run the loop until no more messages arrive."""
         n_quiet = 0
         while n_quiet < _QUIET_TURNS:
             before = self.n_messages
@@ -69,17 +69,17 @@ class Way:
     def close(self) -> None:
         self.forwarded.close()
         self.front.close()
-        self.door.close()
+        self.ingress.close()
 
 
 class IngressExchange:
-    """A request at a door whose client reads as it is told: an ``Exchange`` that keeps to the contract."""
+    """A request at an ingress process whose client reads when a test says so: a conforming ``Exchange``."""
 
     def __init__(self, head: Head = HEAD, ends: ConnectionEndpoints = ENDS) -> None:
         self.head = head
         self.endpoints = ends
         self.started = self.ended = False
-        #: Whether its client has gone, and not just read all.
+        #: Whether the client left before the response was complete.
         self.is_gone = False
         self.sink: SinkOfBody | None = None
         self.status = 0
@@ -100,7 +100,7 @@ class IngressExchange:
         return self
 
     def come(self, data: bytes, end: bool = False) -> None:
-        """A part of the body, which nobody wants any more once the response has ended."""
+        """Receive a part of the body; ignore the part once the response has ended."""
         if self.sink is not None and not self._body_ended:
             self._body_ended = end
             self.sink.receive_body(memoryview(bytearray(data)), end)

@@ -232,7 +232,7 @@ class OperatedServer:
             return 0
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples with these labels; what arenas hold, the doors' among them."""
+        """Return the sum of a metric's samples with these labels; arenas include those of ingress processes."""
         with self.client() as client:
             text = client.get("/metrics").body.decode()
         wanted = [f'{key}="{value}"' for key, value in labels.items()]

@@ -59,17 +59,17 @@ FEW_DESCRIPTORS: Final = Setting(descriptors=512, asks=("inference",))
 class Attacked(GpuServe):
     """A server of our own with defaults of all other settings, whose metrics port speaks TLS."""
 
-    def __init__(self, folder: Path, setting: Setting, doors: int = 1, group: Group | None = None) -> None:
+    def __init__(self, folder: Path, setting: Setting, ingress: int = 1, group: Group | None = None) -> None:
         super().__init__(PeerCache(folder))
         self.config = folder / _CONFIG
         self._setting = setting
-        self._doors = doors
+        self._ingress = ingress
         self._group = group
         self._pair = certificate(folder)
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
         server = {
-            **{"host": "127.0.0.1", "ingress_processes": self._doors},
+            **{"host": "127.0.0.1", "ingress_processes": self._ingress},
             **{"http_port": ports.http, "grpc_port": ports.grpc, "metrics_port": ports.metrics},
             **{"health_port": Ports.free().http, "tls_ports": ["metrics"]},
             **dict(zip(("tls_certfile", "tls_keyfile"), map(str, self._pair), strict=True)),
@@ -85,10 +85,10 @@ class Attacked(GpuServe):
 
 @contextlib.contextmanager
 def attacked(
-    folder: Path, setting: Setting, doors: int = 1, group: Group | None = None
+    folder: Path, setting: Setting, ingress: int = 1, group: Group | None = None
 ) -> Iterator[tuple[RunningServer, Path]]:
     """Run a server with this configuration; give the server and its configuration file."""
-    ours = Attacked(folder, setting, doors, group)
+    ours = Attacked(folder, setting, ingress, group)
     ours.prepare()
     with running(ours, folder, [str(one["name"]) for one in setting.models]) as one:
         yield one, ours.config

@@ -156,7 +156,7 @@ def _reload_of(victim: Victim, change: Callable[[dict[str, Any]], str]) -> Done:
 
 _STATUS_S: Final = 2.0
 _STATUS_ROUNDS: Final = 3
-_DOORS: Final = 4
+_INGRESS: Final = 4
 _DEATHS: Final = 5
 _OUTAGE_RATIO: Final = 1.2
 _RETRY_S: Final = 0.005
@@ -200,21 +200,21 @@ def front_deaths(victim: Victim) -> Iterator[Judgement]:
     """Kill the front process of a server without and of one with four ingress processes."""
     victim.begin()
     outages = {}
-    for doors in (1, _DOORS):
+    for n_ingress in (1, _INGRESS):
         with (
             tempfile.TemporaryDirectory(prefix="attack-") as folder,
-            attacked(Path(folder), PLAIN, doors) as (one, _),
+            attacked(Path(folder), PLAIN, n_ingress) as (one, _),
         ):
             address = "127.0.0.1", one.ports.http
             seconds, lost = zip(*(_death(address) for _ in range(_DEATHS)), strict=True)
-        outages[doors] = statistics.median(seconds)
+        outages[n_ingress] = statistics.median(seconds)
         kept = f"{sum(lost)} of {_N_KEPT * _DEATHS} idle connections lost"
-        text = (
-            f"front killed, doors {doors}: no answer for {outages[doors]:.2f} s (median of {_DEATHS}), {kept}"
-        )
-        yield Judgement(text, doors == 1 or not any(lost))
-    ratio = outages[_DOORS] / outages[1]
-    yield Judgement(f"front killed: with {_DOORS} doors {ratio:.2f} times as long", ratio <= _OUTAGE_RATIO)
+        text = f"front killed, ingress processes {n_ingress}: no answer for {outages[n_ingress]:.2f} s (median of {_DEATHS}), {kept}"
+        yield Judgement(text, n_ingress == 1 or not any(lost))
+    ratio = outages[_INGRESS] / outages[1]
+    yield Judgement(
+        f"front killed: with {_INGRESS} ingress processes {ratio:.2f} times as long", ratio <= _OUTAGE_RATIO
+    )
 
 
 def _death(address: Address) -> tuple[float, int]:

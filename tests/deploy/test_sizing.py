@@ -37,12 +37,14 @@ def test_one_core_for_the_front_and_those_of_the_instances(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("doors", "cpus", "processes"), [(1, 13, 0), (2, 15, 3), ("auto", 17, 5)], ids=["none", "two", "auto"]
+    ("ingress", "cpus", "processes"), [(1, 13, 0), (2, 15, 3), ("auto", 17, 5)], ids=["none", "two", "auto"]
 )
-def test_doors_have_cores_and_memory(tmp_path: Path, doors: int | str, cpus: int, processes: int) -> None:
+def test_ingress_processes_have_cores_and_memory(
+    tmp_path: Path, ingress: int | str, cpus: int, processes: int
+) -> None:
     """Those that auto stands for are of the pod's cores, wherever the manifests are written."""
     instances = [{"device": "cpu", "count": 3, "resources": {"cpus": 4}}]
-    found = sizes(tmp_path, {"instances": instances}, ingress_processes=doors)
+    found = sizes(tmp_path, {"instances": instances}, ingress_processes=ingress)
     assert found.cpus.value == cpus
     shares = [one.nbytes for one in found.parts if "ingress" in one.name]
     assert sum(shares) == processes * pod_sizing.INGRESS_NBYTES

@@ -199,11 +199,11 @@ def test_only_failures_are_logged_where_no_more_is_wanted(tmp_path: Path) -> Non
 
 
 @pytest.mark.thorough
-def test_doors_write_the_lines_of_their_requests(tmp_path: Path) -> None:
+def test_ingress_processes_write_the_lines_of_their_requests(tmp_path: Path) -> None:
     with Logged(write_models(tmp_path, access_log="all", ingress_processes=2)) as server:
         server.wait_ready()
-        assert post(server, "/v2/models/echo/infer", body(), x_request_id="by-door") == (200, "by-door")
-        line = server.line("by-door")
+        assert post(server, "/v2/models/echo/infer", body(), x_request_id="by-ingress") == (200, "by-ingress")
+        line = server.line("by-ingress")
         assert (line["model"], line["status"]) == ("echo", 200)
         assert line["pid"] != server.front
         connection = http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S)

@@ -156,10 +156,10 @@ def test_too_many_pages_are_refused_and_one_that_goes_makes_room(server: Address
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("doors", variants(1, 2))
-def test_open_pages_are_no_reason_not_to_end(tmp_path: Any, doors: int) -> None:
+@pytest.mark.parametrize("ingress", variants(1, 2))
+def test_open_pages_do_not_keep_the_server_from_ending(tmp_path: Any, ingress: int) -> None:
     with contextlib.ExitStack() as pages:
-        with serve(tmp_path, ingress_processes=doors) as addresses:  # which ends with 0 on SIGINT
+        with serve(tmp_path, ingress_processes=ingress) as addresses:  # which ends with 0 on SIGINT
             watched = [pages.enter_context(Watched(addresses.http)) for _ in range(3)]
             for page in watched:
                 assert page.next("sample")["server"]["ready"] is True
@@ -169,7 +169,7 @@ def test_open_pages_are_no_reason_not_to_end(tmp_path: Any, doors: int) -> None:
 
 
 @pytest.mark.thorough
-def test_a_page_sees_all_doors_through_any_of_them(tmp_path: Any) -> None:
+def test_a_page_shows_all_ingress_processes_through_any_of_them(tmp_path: Any) -> None:
     with serve(tmp_path, ingress_processes=2) as addresses, Watched(addresses.http) as page:
         sample = page.next("sample")
         assert [one["number"] for one in sample["doors"]] == [0, 1]

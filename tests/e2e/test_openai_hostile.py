@@ -70,8 +70,8 @@ def answer(reader: Any) -> tuple[int, dict[str, Any]]:
     return status, json.loads(reader.read(int(headers[b"content-length"])))
 
 
-@pytest.mark.parametrize("doors", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_without_a_model_of_openai_nothing_of_a_body_is_waited_for(tmp_path: Path, doors: int) -> None:
+@pytest.mark.parametrize("ingress", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_without_a_model_of_openai_nothing_of_a_body_is_waited_for(tmp_path: Path, ingress: int) -> None:
     tensor = {"dtype": "bytes", "shape": [-1]}
     model = {
         "name": "tensors",
@@ -79,7 +79,7 @@ def test_without_a_model_of_openai_nothing_of_a_body_is_waited_for(tmp_path: Pat
         "inputs": [{"name": "x", **tensor}],
         "outputs": [{"name": "y", **tensor}],
     }
-    config = write_config(tmp_path, [model], host="127.0.0.1", ingress_processes=doors)
+    config = write_config(tmp_path, [model], host="127.0.0.1", ingress_processes=ingress)
     with (
         serving(GPUSERVE, "serve", str(config)) as server,
         connected(server) as sock,
@@ -131,7 +131,7 @@ def test_a_long_body_is_served_like_a_short_one(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.thorough
-def test_long_bodies_over_http_2_and_through_doors(folder: Path, tmp_path: Path) -> None:
+def test_long_bodies_over_http_2_and_through_ingress_processes(folder: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path, [entry("talker", "Talker")], host="127.0.0.1", ingress_processes=2)
     text = "\u00e9\\\"'" * MIB
 

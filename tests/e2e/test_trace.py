@@ -1,4 +1,4 @@
-"""Trace settings over every door, and what they make: files of traces."""
+"""Trace settings over HTTP and gRPC, and the trace files that they produce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of the server itself that stand still: a front is replaced, and of a supervisor it is told."""
+"""Blocked event loops of server processes: a front is replaced, a blocked supervisor is reported."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def entry(tmp_path: Path) -> dict[str, Any]:
     return model("m", Orders(tmp_path / "orders"))
 
 
-@pytest.mark.parametrize("doors", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_a_front_that_stands_still_is_replaced_and_workers_stay(tmp_path: Path, doors: int) -> None:
+@pytest.mark.parametrize("ingress", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_a_stopped_front_is_replaced_and_workers_stay(tmp_path: Path, ingress: int) -> None:
     path = config(tmp_path, entry(tmp_path), hang_timeout_s=HANG_S)
-    with OperatedServer(path, "--ingress-processes", str(doors)) as server:
+    with OperatedServer(path, "--ingress-processes", str(ingress)) as server:
         server.wait_ready()
         front, workers = server.front, server.workers
         os.kill(front, signal.SIGSTOP)
@@ -54,8 +54,8 @@ def test_a_front_that_stands_still_is_replaced_and_workers_stay(tmp_path: Path, 
 
 
 @pytest.mark.thorough
-def test_a_front_that_is_kept_busy_shows_its_stacks_and_is_replaced(tmp_path: Path) -> None:
-    """By a pattern of an operator's that takes for ever, and holds the interpreter's lock meanwhile."""
+def test_a_front_with_a_blocked_loop_logs_its_stacks_and_is_replaced(tmp_path: Path) -> None:
+    """An operator's regular expression that never ends and holds the interpreter's lock blocks the loop."""
     path = config(tmp_path, entry(tmp_path), hang_timeout_s=HANG_S, http_header_forward_pattern="^(x+)+$")
     with OperatedServer(path, "--ingress-processes", "1") as server:
         server.wait_ready()
@@ -77,7 +77,7 @@ def test_a_front_that_is_kept_busy_shows_its_stacks_and_is_replaced(tmp_path: Pa
 
 
 @pytest.mark.thorough
-def test_a_supervisor_that_stands_still_is_seen_by_probes_and_by_status(tmp_path: Path) -> None:
+def test_a_stopped_supervisor_is_reported_by_probes_and_by_status(tmp_path: Path) -> None:
     with OperatedServer(config(tmp_path, entry(tmp_path), hang_timeout_s=HANG_S)) as server:
         server.wait_ready()
         os.kill(server.pid, signal.SIGSTOP)
@@ -104,49 +104,49 @@ def status(server: OperatedServer, *flags: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.thorough
-def test_a_door_shows_where_it_stands(tmp_path: Path) -> None:
-    """As the front asks one that says nothing for ten seconds."""
+def test_an_ingress_process_logs_its_stacks(tmp_path: Path) -> None:
+    """The front sends the signal to a process that is silent for ten seconds."""
     with OperatedServer(config(tmp_path, entry(tmp_path)), "--ingress-processes", "2") as server:
         server.wait_ready()
-        doors = [one for one in children(server.front) if "gpuserve.front.ingress" in command_line(one)]
-        for door in doors:
-            os.kill(door, STACKS_SIGNAL)
-        server.wait_log("(most recent call first)", times=len(doors))
+        ingress = [one for one in children(server.front) if "gpuserve.front.ingress" in command_line(one)]
+        for pid in ingress:
+            os.kill(pid, STACKS_SIGNAL)
+        server.wait_log("(most recent call first)", times=len(ingress))
         assert server.infer("m", 1.0).output("y") == [2.0]
         assert server.end() == 0
 
 
-def test_only_looks_that_come_in_time_count() -> None:
+def test_only_polls_in_time_count() -> None:
     silence = LoopWatchdog()
     assert [silence.poll(False, now, 1.0) for now in (10.0, 11.0, 12.0)] == [0.0, 1.0, 2.0]
-    assert silence.poll(False, 100.0, 1.0) == 2.0  # who looks stood still
+    assert silence.poll(False, 100.0, 1.0) == 2.0  # the watchdog itself was stopped
     assert [silence.poll(False, now, 1.0) for now in (101.0, 102.0)] == [3.0, 4.0]
     assert silence.poll(True, 103.0, 1.0) == 0.0
 
 
 def silent_s(*looks: CpuTimes | None) -> float:
-    """How long a process is found silent that has these times, a second apart, and does not beat."""
+    """Return how long the watchdog finds a process silent that has these CPU times, a second apart, and no heartbeat."""
     silence = LoopWatchdog()
     return [silence.poll(False, 10.0 + n, 1.0, one) for n, one in enumerate((None, *looks))][-1]
 
 
 def test_a_process_that_gets_no_cpu_does_not_hang() -> None:
     starved = [CpuTimes(5.0, 9.0, is_runnable=True) for _ in range(60)]
-    assert silent_s(*starved) == 1.0  # of the first look it is not known
+    assert silent_s(*starved) == 1.0  # the first poll has no earlier times
     throttled = [CpuTimes(0.01 * n, 0.99 * n, is_runnable=True) for n in range(60)]
     assert silent_s(*throttled) == pytest.approx(1.59)
     waited = [CpuTimes(0.0, 1.0 * n, is_runnable=False) for n in range(60)]
     assert silent_s(*waited) == 1.0
 
 
-def test_a_process_hangs_that_runs_or_sleeps_without_a_beat() -> None:
+def test_a_process_that_runs_or_sleeps_without_a_heartbeat_hangs() -> None:
     busy = [CpuTimes(1.0 * n, 0.0, is_runnable=True) for n in range(31)]
     halved = [CpuTimes(0.5 * n, 0.5 * n, is_runnable=True) for n in range(31)]
     stopped = [CpuTimes(5.0, 9.0, is_runnable=False)] * 31
     assert [silent_s(*looks) for looks in (busy, halved, stopped, [None] * 31)] == [31.0, 16.0, 31.0, 31.0]
 
 
-def test_the_kernel_tells_the_times_of_a_process_that_runs_and_of_one_that_waits() -> None:
+def test_cpu_times_of_a_running_and_of_a_waiting_process() -> None:
     began = cpu_times(os.getpid())
     sum(range(3_000_000))
     now = cpu_times(os.getpid())
@@ -167,8 +167,8 @@ BURN = "print(flush=True)\nwhile True: pass"
 
 
 @pytest.mark.thorough
-def test_a_front_that_others_keep_from_the_cpu_is_not_replaced(tmp_path: Path) -> None:
-    """A process of real-time priority leaves it a twentieth of its CPU, in one piece a second."""
+def test_a_front_starved_of_cpu_is_not_replaced(tmp_path: Path) -> None:
+    """A real-time process leaves the front a twentieth of its CPU, in one piece a second."""
     cpus = os.sched_getaffinity(0)
     if len(cpus) < 2:
         pytest.skip("the supervisor needs a CPU of its own")
@@ -195,13 +195,13 @@ def test_a_front_that_others_keep_from_the_cpu_is_not_replaced(tmp_path: Path) -
         assert server.infer("m", 1.0).output("y") == [2.0]
         after = cpu_times(front)
         assert before is not None
-        assert after is not None  # or it was replaced
-        assert after.waited_s - before.waited_s > 2 * HANG_S  # or it was kept from nothing
+        assert after is not None  # else the front was replaced
+        assert after.waited_s - before.waited_s > 2 * HANG_S  # else the front was not starved
         assert server.front == front
         assert server.end() == 0
 
 
-def test_a_pulse_is_seen_once_however_often_it_beat() -> None:
+def test_several_heartbeats_between_polls_count_once() -> None:
     pulse = Heartbeat()
     assert not pulse.has_beaten()
     pulse.beat()
@@ -211,5 +211,5 @@ def test_a_pulse_is_seen_once_however_often_it_beat() -> None:
     pulse.close()
 
 
-def test_a_loop_beats_ten_times_within_what_it_may_be_silent() -> None:
+def test_a_loop_sends_ten_heartbeats_within_the_hang_timeout() -> None:
     assert [heartbeat_period_s(timeout_s) for timeout_s in (0.0, 30.0, 0.6)] == [1.0, 1.0, 0.06]

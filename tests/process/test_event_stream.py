@@ -336,7 +336,7 @@ def test_on_a_terminal_the_status_is_drawn_over_itself(shared: OperatedServer) -
 
 
 @pytest.mark.thorough
-def test_a_model_that_cannot_be_loaded_and_a_door_that_dies(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_and_an_ingress_process_that_dies(tmp_path: Path) -> None:
     orders = Orders(tmp_path / "orders")
     models = model("m", orders), model("broken", orders, "load_fails")
     settings = {"host": "127.0.0.1", "exit_on_error": False, "ingress_processes": 2}
@@ -346,8 +346,8 @@ def test_a_model_that_cannot_be_loaded_and_a_door_that_dies(tmp_path: Path) -> N
             failed = until(stream, kind="model_load_failed")[-1]
             assert (failed["model"], failed["version"]) == ("broken", 1)
             assert "instance cpu#0 could not be started" in failed["reason"]
-            doors = ask_operator(server.addresses["HTTP"], "status").result["server"]["doors"]
-            os.kill(doors[1]["pid"], signal.SIGKILL)
+            ingress = ask_operator(server.addresses["HTTP"], "status").result["server"]["doors"]
+            os.kill(ingress[1]["pid"], signal.SIGKILL)
             died = until(stream, kind="door_died")[-1]
             assert (died["door"], died["restart_in_s"]) == (1, 0.0)
             assert died["reason"].startswith("signal SIGKILL")

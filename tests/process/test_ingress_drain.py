@@ -1,4 +1,4 @@
-"""A server with doors out of service: every door tells its clients, and what it holds is waited for."""
+"""A server with ingress processes that is drained: each process informs its clients, and its requests are awaited."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def orders(tmp_path: Path) -> Orders:
 
 
 def operated(tmp_path: Path, orders: Orders, **settings: Any) -> OperatedServer:
-    return OperatedServer(config(tmp_path, model("m", orders), doors=2, host="127.0.0.1", **settings))
+    return OperatedServer(
+        config(tmp_path, model("m", orders), ingress_processes=2, host="127.0.0.1", **settings)
+    )
 
 
 def drain(server: OperatedServer, **arguments: Any) -> Any:
@@ -40,7 +42,7 @@ def n_connections(server: OperatedServer) -> list[int]:
     return [row["connections"] for row in status(server.addresses["HTTP"])["server"]["doors"]]
 
 
-def test_clients_of_every_door_are_told_and_new_ones_are_not(tmp_path: Path, orders: Orders) -> None:
+def test_clients_of_every_process_are_notified_and_new_ones_are_not(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server, contextlib.ExitStack() as stack:
         server.wait_ready()
         kept = [http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S) for _ in range(2)]
@@ -69,7 +71,7 @@ def test_clients_of_every_door_are_told_and_new_ones_are_not(tmp_path: Path, ord
 
 
 @pytest.mark.thorough
-def test_what_a_door_holds_is_waited_for(tmp_path: Path, orders: Orders) -> None:
+def test_requests_of_an_ingress_process_are_awaited(tmp_path: Path, orders: Orders) -> None:
     with (
         operated(tmp_path, orders) as server,
         grpc.insecure_channel(server.wait_ready().addresses["gRPC"]) as channel,
@@ -90,8 +92,8 @@ def test_what_a_door_holds_is_waited_for(tmp_path: Path, orders: Orders) -> None
         assert server.end() == 0
 
 
-@pytest.mark.thorough  # it is given five seconds
-def test_a_door_that_hangs_does_not_hold_up_the_end(tmp_path: Path, orders: Orders) -> None:
+@pytest.mark.thorough  # the process has five seconds
+def test_a_hung_ingress_process_does_not_delay_the_end(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
         (hung, _) = [row["pid"] for row in status(server.addresses["HTTP"])["server"]["doors"]]
@@ -102,7 +104,7 @@ def test_a_door_that_hangs_does_not_hold_up_the_end(tmp_path: Path, orders: Orde
 
 
 @pytest.mark.thorough
-def test_a_door_that_dies_while_the_server_is_drained_comes_back_drained(
+def test_an_ingress_process_that_dies_while_drained_is_replaced_by_a_drained_one(
     tmp_path: Path, orders: Orders
 ) -> None:
     with operated(tmp_path, orders) as server:

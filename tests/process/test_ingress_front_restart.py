@@ -28,7 +28,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gpuserve.front.ingress.ipc_channel import OUTAGE_TIMEOUT_S
 
 CALL = "/inference.GRPCInferenceService/"
-N_DOORS = 2
+N_INGRESS = 2
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def server(tmp_path: Path, orders: Orders) -> Iterator[OperatedServer]:
 
 
 def operated(tmp_path: Path, orders: Orders, target: str = "Mortal", **settings: Any) -> OperatedServer:
-    settings = {"doors": N_DOORS, "host": "127.0.0.1", **settings}
+    settings = {"ingress_processes": N_INGRESS, "host": "127.0.0.1", **settings}
     return OperatedServer(config(tmp_path, model("m", orders, target), **settings))
 
 
@@ -98,11 +98,11 @@ def no_front(server: OperatedServer) -> Iterator[None]:
         killer.result()
 
 
-def doors_of(server: OperatedServer) -> list[int]:
+def ingress_pids(server: OperatedServer) -> list[int]:
     return [row["pid"] for row in status(server.addresses["HTTP"])["server"]["doors"]]
 
 
-def of_doors(server: OperatedServer, name: str) -> list[float]:
+def ingress_metric(server: OperatedServer, name: str) -> list[float]:
     with contextlib.closing(
         http.client.HTTPConnection(server.addresses["metrics"], timeout=TIMEOUT_S)
     ) as one:
@@ -123,8 +123,8 @@ def kept_clients(server: OperatedServer, n: int) -> Iterator[list[Client]]:
 
 
 def test_connections_and_ingress_processes_survive_the_front(server: OperatedServer) -> None:
-    doors, workers = doors_of(server), server.workers
-    n_processes = 1 + len(workers) + N_DOORS + 1  # the front, and the spare
+    ingress, workers = ingress_pids(server), server.workers
+    n_processes = 1 + len(workers) + N_INGRESS + 1  # the front, and the spare
     wait_until(lambda: len(children(server.pid)) == n_processes, "all are there")
     family = set(children(server.pid))
     with kept_clients(server, 4) as clients:
@@ -133,13 +133,13 @@ def test_connections_and_ingress_processes_survive_the_front(server: OperatedSer
             assert [infer_again(one, 3.0).output("y") for one in clients] == [[6.0]] * 4
             wait_back(server, killed)
             assert set(children(server.pid)) - family == {server.front}, "nothing else is started"
-        assert doors_of(server) == doors
+        assert ingress_pids(server) == ingress
         assert server.workers == workers
         # The front and both of those that take its place account for the same connections.
-        wait_until(lambda: of_doors(server, "connections") == [2, 2], "they are counted")
-        assert of_doors(server, "restarts_total") == [0, 0]
-        wait_until(lambda: sum(of_doors(server, "requests_total")) >= 12, "those before count")
-    wait_until(lambda: of_doors(server, "connections") == [0, 0], "they have left")
+        wait_until(lambda: ingress_metric(server, "connections") == [2, 2], "they are counted")
+        assert ingress_metric(server, "restarts_total") == [0, 0]
+        wait_until(lambda: sum(ingress_metric(server, "requests_total")) >= 12, "those before count")
+    wait_until(lambda: ingress_metric(server, "connections") == [0, 0], "they have left")
 
 
 def test_a_small_request_that_the_front_had_is_run_again_once(server: OperatedServer, orders: Orders) -> None:
@@ -250,17 +250,17 @@ TIMED = (
 def test_an_ingress_process_that_dies_without_a_front_is_replaced_when_one_is_there(
     server: OperatedServer,
 ) -> None:
-    first, second = doors_of(server)
+    first, second = ingress_pids(server)
     with no_front(server):
         wait_until(lambda: server.front == 0, "there is none")
         os.kill(first, signal.SIGKILL)
         assert wait_ended([first], TIMEOUT_S) == []
     wait_until(lambda: server.status("/v2/health/ready") == 200, "it is ready")
     wait_until(lambda: all(row["state"] == "UP" for row in rows_of(server)), "both are up")
-    now = doors_of(server)
+    now = ingress_pids(server)
     assert first not in now
     assert second in now
-    assert of_doors(server, "restarts_total") == [1, 0]
+    assert ingress_metric(server, "restarts_total") == [1, 0]
 
 
 def rows_of(server: OperatedServer) -> list[dict[str, Any]]:
@@ -311,7 +311,7 @@ def test_the_end_of_a_server_without_a_front_is_the_end_of_all(
 
 @pytest.mark.thorough
 def test_an_ingress_process_that_hangs_does_not_hold_up_the_next_front(server: OperatedServer) -> None:
-    hanging, _ = doors_of(server)
+    hanging, _ = ingress_pids(server)
     os.kill(hanging, signal.SIGSTOP)
     try:
         back_s = wait_back(server, kill_front(server))
@@ -320,7 +320,7 @@ def test_an_ingress_process_that_hangs_does_not_hold_up_the_next_front(server: O
     finally:
         os.kill(hanging, signal.SIGCONT)
     wait_until(lambda: all(row["state"] == "UP" for row in rows_of(server)), "both are up")
-    assert hanging in doors_of(server)
+    assert hanging in ingress_pids(server)
 
 
 def cpu_s(pid: int) -> float:
@@ -350,8 +350,8 @@ def test_the_outage_costs_as_much_with_ingress_processes_as_with_none(tmp_path: 
         for n in took:
             folder = tmp_path / str(n)
             folder.mkdir()
-            servers[n] = stack.enter_context(operated(folder, orders, doors=n)).wait_ready()
-            n_all = 2 + (n + 1 if n > 1 else 0)  # the front, a worker, the doors and the spare
+            servers[n] = stack.enter_context(operated(folder, orders, ingress_processes=n)).wait_ready()
+            n_all = 2 + (n + 1 if n > 1 else 0)  # the front, a worker, the ingress processes and the spare
             wait_until(lambda n=n, n_all=n_all: len(children(servers[n].pid)) == n_all, "all are there")
         for _ in range(5):
             for n, one in servers.items():
@@ -361,7 +361,7 @@ def test_the_outage_costs_as_much_with_ingress_processes_as_with_none(tmp_path: 
     waited = {n: median(one[0] for one in each) for n, each in took.items()}
     used = {n: median(one[1] for one in each) for n, each in took.items()}
     for n in took:
-        measured(f"{n} doors: {waited[n]:.3f} s until an answer, {used[n]:.2f} CPU s")
+        measured(f"{n} ingress processes: {waited[n]:.3f} s until an answer, {used[n]:.2f} CPU s")
     assert used[4] < 1.5 * used[1]
 
 
@@ -429,23 +429,23 @@ def rss_nbytes(pid: int) -> int:
 
 def kill_under_load(server: OperatedServer, times: int, n_clients: int) -> None:
     """Kill the front so often while clients ask; nothing is wrong, nothing breaks, and nothing is left."""
-    doors, n_children = doors_of(server), len(children(server.pid))
+    ingress, n_children = ingress_pids(server), len(children(server.pid))
     load, back_s = Load(server, n_clients), []
     load.wait_more(10)
     wait_back(server, kill_front(server))
     load.wait_more(10)
     ask(server.addresses["HTTP"], "events")  # which opens sockets that would count as left open
-    files = {pid: n_files(pid) for pid in [server.pid, *doors]}
-    memory = {pid: rss_nbytes(pid) for pid in doors}
+    files = {pid: n_files(pid) for pid in [server.pid, *ingress]}
+    memory = {pid: rss_nbytes(pid) for pid in ingress}
     for _ in range(times - 1):
         back_s.append(wait_back(server, kill_front(server)))
         load.wait_more(20)
     load.stop()
     measured(f"{times} fronts killed: {dict(load.outcomes)}, ready after {median(back_s):.3f} s")
-    assert doors_of(server) == doors
+    assert ingress_pids(server) == ingress
     # Each client has one request in the front at a time.
     assert load.outcomes[503] <= 2 * times * n_clients
-    wait_until(lambda: of_doors(server, "connections") == [0] * len(doors), "all have left")
+    wait_until(lambda: ingress_metric(server, "connections") == [0] * len(ingress), "all have left")
     for pid, n in files.items():
         wait_until(lambda pid=pid, n=n: n_files(pid) <= n + 2, "nothing is left open")
     wait_until(lambda: len(children(server.pid)) <= n_children + 1, "no process is left")
@@ -463,9 +463,11 @@ def test_the_front_is_killed_under_load(server: OperatedServer) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("n_doors", [2, 4])
-def test_the_front_is_killed_again_and_again_under_load(tmp_path: Path, orders: Orders, n_doors: int) -> None:
-    with operated(tmp_path, orders, doors=n_doors) as server:
+@pytest.mark.parametrize("n_ingress", [2, 4])
+def test_the_front_is_killed_again_and_again_under_load(
+    tmp_path: Path, orders: Orders, n_ingress: int
+) -> None:
+    with operated(tmp_path, orders, ingress_processes=n_ingress) as server:
         server.wait_ready()
         kill_under_load(server, 25, 6)
         assert server.end() == 0

@@ -1,4 +1,4 @@
-"""Doors: processes that have the connections. Each may die, stop or be replaced; the others do not notice."""
+"""Ingress processes, which own the connections: one may die, hang or be replaced without effect on the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpuserve.front.net.server import CLOSE_TIMEOUT_S
 
 CALL = "/inference.GRPCInferenceService/"
 CONNECTION_ERRORS = (OSError, http.client.HTTPException)
-N_DOORS = 2
+N_INGRESS = 2
 _LOST = re.compile(r"ingress process \d ended \(signal SIGKILL, with (\d+) connections\)")
 
 
@@ -39,29 +39,29 @@ def orders(tmp_path: Path) -> Orders:
 
 
 def operated(tmp_path: Path, orders: Orders, **settings: Any) -> OperatedServer:
-    settings = {"doors": N_DOORS, "host": "127.0.0.1", **settings}
+    settings = {"ingress_processes": N_INGRESS, "host": "127.0.0.1", **settings}
     return OperatedServer(config(tmp_path, model("m", orders), **settings))
 
 
-def doors_of(server: OperatedServer) -> list[int]:
-    """The processes of the doors that are up, in the order of their numbers; empty where one is missing."""
+def ingress_pids(server: OperatedServer) -> list[int]:
+    """Return the pids of the ingress processes in the order of their numbers; empty unless all are up."""
     found = [row["pid"] for row in rows_of(server) if row["state"] == "UP"]
-    return found if len(found) == N_DOORS else []
+    return found if len(found) == N_INGRESS else []
 
 
 def spares_of(server: OperatedServer) -> list[int]:
-    """The processes that wait until a door dies."""
-    doors = [row["pid"] for row in rows_of(server)]
+    """Return the pids of the spare processes."""
+    ingress = [row["pid"] for row in rows_of(server)]
     found = [pid for pid in children(server.pid) if "gpuserve.front.ingress" in command_line(pid)]
-    return [pid for pid in found if pid not in doors]
+    return [pid for pid in found if pid not in ingress]
 
 
 def metrics(server: OperatedServer) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(server.addresses["metrics"], timeout=TIMEOUT_S)
 
 
-def of_doors(server: OperatedServer, name: str) -> list[float]:
-    """A metric of each door, as the port of the metrics has it, which no door has."""
+def ingress_metric(server: OperatedServer, name: str) -> list[float]:
+    """Return a metric of each ingress process from the metrics port, which the front serves."""
     with contextlib.closing(metrics(server)) as connection:
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
@@ -74,7 +74,7 @@ def n_files(pid: int) -> int:
 
 @contextlib.contextmanager
 def connected(server: OperatedServer, n: int) -> Iterator[list[http.client.HTTPConnection]]:
-    """So many connections that are kept, each of which has been answered once."""
+    """Open a number of kept connections, each of which has had one answer."""
     with contextlib.ExitStack() as stack:
         kept = []
         for _ in range(n):
@@ -86,7 +86,7 @@ def connected(server: OperatedServer, n: int) -> Iterator[list[http.client.HTTPC
 
 
 def get(connection: http.client.HTTPConnection, path: str = "/v2/health/ready") -> int:
-    """The status of an answer; 0 where the connection is broken. It is not made anew."""
+    """Return the status of an answer, 0 if the connection is broken; do not reconnect."""
     connection.auto_open = connection.sock is None and not hasattr(connection, "was_open")
     connection.was_open = True  # type: ignore[attr-defined]
     try:
@@ -101,63 +101,63 @@ def get(connection: http.client.HTTPConnection, path: str = "/v2/health/ready") 
 def test_connections_are_balanced_and_counted(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
-        assert len(doors_of(server)) == N_DOORS
+        assert len(ingress_pids(server)) == N_INGRESS
         with connected(server, 10):
-            assert of_doors(server, "connections") == [5, 5]
-            wait_until(lambda: sum(of_doors(server, "requests_total")) >= 10, "requests are counted")
-            assert all(cpu_s > 0 for cpu_s in of_doors(server, "cpu_seconds_total"))
+            assert ingress_metric(server, "connections") == [5, 5]
+            wait_until(lambda: sum(ingress_metric(server, "requests_total")) >= 10, "requests are counted")
+            assert all(cpu_s > 0 for cpu_s in ingress_metric(server, "cpu_seconds_total"))
             rows = status(server.addresses["HTTP"])["server"]["doors"]
             assert [row["connections"] for row in rows] == [5, 5]
-            assert [row["pid"] for row in rows] == doors_of(server)
-        wait_until(lambda: of_doors(server, "connections") == [0, 0], "they have left")
+            assert [row["pid"] for row in rows] == ingress_pids(server)
+        wait_until(lambda: ingress_metric(server, "connections") == [0, 0], "they have left")
         assert server.infer("m", 3.0).output("y") == [6.0]
         with grpc.insecure_channel(server.addresses["gRPC"]) as channel:
             assert channel.unary_unary(CALL + "ModelInfer")(message(), timeout=TIMEOUT_S)
         assert server.end() == 0
 
 
-def test_a_door_that_is_killed_takes_its_connections_and_nothing_else(tmp_path: Path, orders: Orders) -> None:
+def test_a_killed_process_loses_its_connections_and_nothing_else(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
         with connected(server, 8) as kept:
-            victim = doors_of(server)[0]
+            victim = ingress_pids(server)[0]
             os.kill(victim, signal.SIGKILL)
-            # Not one is lost that is made while the front does not know.
+            # No connection is lost that is made before the front notices.
             assert [server.status("/v2/health/ready") for _ in range(8)] == [200] * 8
             assert sorted(get(one) for one in kept) == [0] * 4 + [200] * 4
         server.wait_log("it is started again at once")
         server.wait_log("is up again")
-        assert victim not in doors_of(server)
-        assert sum(of_doors(server, "restarts_total")) == 1
+        assert victim not in ingress_pids(server)
+        assert sum(ingress_metric(server, "restarts_total")) == 1
         (line,) = [one["msg"] for one in server.messages() if "it is started again" in one["msg"]]
         assert "ended (signal SIGKILL, with 4 connections)" in line
         assert server.end() == 0
 
 
 @pytest.mark.thorough
-def test_a_process_that_waits_takes_the_place_of_a_door_that_dies(tmp_path: Path, orders: Orders) -> None:
+def test_a_spare_replaces_a_process_that_dies(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
         wait_until(lambda: spares_of(server), "one waits")
         first = spares_of(server)
-        os.kill(first[0], signal.SIGKILL)  # nobody needs it, and it is replaced
+        os.kill(first[0], signal.SIGKILL)  # an unused spare is replaced
         wait_until(lambda: spares_of(server) not in ([], first), "another waits")
         (waiting,) = spares_of(server)
-        victim = doors_of(server)[1]
+        victim = ingress_pids(server)[1]
         os.kill(victim, signal.SIGKILL)
-        took_s = wait_until(lambda: waiting in doors_of(server), "it is the door")
-        measured(f"the process that waited is the door after {took_s:.3f} s")
-        assert victim not in doors_of(server)
+        took_s = wait_until(lambda: waiting in ingress_pids(server), "the spare serves")
+        measured(f"the spare serves after {took_s:.3f} s")
+        assert victim not in ingress_pids(server)
         assert server.infer("m", 3.0).output("y") == [6.0]
         wait_until(lambda: spares_of(server), "the next one waits")
         assert server.end() == 0
 
 
 @pytest.mark.thorough
-def test_a_door_that_hangs_is_replaced(tmp_path: Path, orders: Orders) -> None:
+def test_a_hung_process_is_replaced(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
-        hanging = doors_of(server)[0]
+        hanging = ingress_pids(server)[0]
         os.kill(hanging, signal.SIGSTOP)
         wait_until(lambda: are_up(server, hanging), "it is replaced", timeout_s=HUNG_S + TIMEOUT_S)
         server.wait_log("no heartbeat for 30 s")
@@ -165,38 +165,38 @@ def test_a_door_that_hangs_is_replaced(tmp_path: Path, orders: Orders) -> None:
 
 
 @pytest.mark.thorough
-def test_a_connection_waits_where_no_door_is_up(tmp_path: Path, orders: Orders) -> None:
+def test_a_connection_waits_while_no_process_is_up(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
-        for door in doors_of(server):
-            os.kill(door, signal.SIGKILL)
+        for pid in ingress_pids(server):
+            os.kill(pid, signal.SIGKILL)
         assert [server.status("/v2/health/ready") for _ in range(4)] == [200] * 4
         assert server.end() == 0
 
 
 @pytest.mark.thorough
-def test_a_door_that_is_stopped_gets_no_connections(tmp_path: Path, orders: Orders) -> None:
+def test_a_stopped_process_gets_no_connections(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
-        stopped = doors_of(server)[0]
+        stopped = ingress_pids(server)[0]
         os.kill(stopped, signal.SIGSTOP)
-        threading.Event().wait(SILENT_S + 0.5)  # what is tested is that time
+        threading.Event().wait(SILENT_S + 0.5)  # the time itself is tested
         assert [server.status("/v2/health/ready") for _ in range(8)] == [200] * 8
         os.kill(stopped, signal.SIGCONT)
         assert server.end() == 0
 
 
 @pytest.mark.thorough
-def test_what_a_stopped_door_has_not_taken_is_anothers_when_it_is_killed(
+def test_unaccepted_connections_of_a_stopped_process_go_to_another_when_it_is_killed(
     tmp_path: Path, orders: Orders
 ) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
-        stopped = doors_of(server)[0]
+        stopped = ingress_pids(server)[0]
         os.kill(stopped, signal.SIGSTOP)
         asked = [InBackground(server.status, "/v2/health/ready") for _ in range(6)]
-        # Where they come one after the other it gets only the first, for that is never closed.
-        wait_until(lambda: sum(of_doors(server, "connections")) >= 1, "it has some")
+        # Connections one after the other would all but the first go elsewhere, for the first is never closed.
+        wait_until(lambda: sum(ingress_metric(server, "connections")) >= 1, "it has some")
         os.kill(stopped, signal.SIGKILL)
         assert [one.result() for one in asked] == [200] * 6
         assert server.end() == 0
@@ -204,12 +204,12 @@ def test_what_a_stopped_door_has_not_taken_is_anothers_when_it_is_killed(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", variants(signal.SIGTERM, signal.SIGINT))
-def test_the_end_of_a_server_is_the_end_of_its_doors(
+def test_ingress_processes_end_with_the_server(
     tmp_path: Path, orders: Orders, number: signal.Signals
 ) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
-        doors = doors_of(server)
+        ingress = ingress_pids(server)
         orders.shut()
         asked = InBackground(server.infer, "m", 1.0)
         orders.wait_calls(1)
@@ -218,24 +218,26 @@ def test_the_end_of_a_server_is_the_end_of_its_doors(
         orders.open()
         assert asked.result().output("y") == [2.0]
         assert server.process.wait(TIMEOUT_S) == 0
-        assert wait_ended(doors, TIMEOUT_S) == []
+        assert wait_ended(ingress, TIMEOUT_S) == []
 
 
-def test_a_server_ends_when_its_doors_have_ended(tmp_path: Path, orders: Orders) -> None:
+def test_a_server_ends_when_its_ingress_processes_have_ended(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
         began_s = time.monotonic()
         assert server.end() == 0
-        assert time.monotonic() - began_s < CLOSE_TIMEOUT_S, "the front did not notice the end of its doors"
+        assert time.monotonic() - began_s < CLOSE_TIMEOUT_S, (
+            "the front did not notice the end of its ingress processes"
+        )
 
 
-def test_no_door_is_left_of_a_supervisor_that_is_killed(tmp_path: Path, orders: Orders) -> None:
+def test_no_process_survives_a_killed_supervisor(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
         wait_until(lambda: spares_of(server), "one waits")
-        doors = [*doors_of(server), *spares_of(server)]
+        ingress = [*ingress_pids(server), *spares_of(server)]
         os.kill(server.pid, signal.SIGKILL)
-        assert wait_ended(doors, TIMEOUT_S) == []
+        assert wait_ended(ingress, TIMEOUT_S) == []
 
 
 @pytest.mark.thorough
@@ -256,14 +258,14 @@ def test_limits_of_connections_are_those_of_the_server(tmp_path: Path, orders: O
                 assert [is_taken(one) for one in more] == [True, True, False]
             kept.pop().close()
             wait_until(lambda: server.status("/v2/health/ready") == 200, "there is a place again")
-        for door in doors_of(server):
-            os.kill(door, signal.SIGKILL)
+        for pid in ingress_pids(server):
+            os.kill(pid, signal.SIGKILL)
         wait_until(lambda: server.status("/v2/health/ready") == 200, "its places are free")
         assert server.end() == 0
 
 
 def is_taken(connection: socket.socket) -> bool:
-    """Whether an answer comes."""
+    """Return whether an answer comes."""
     with contextlib.suppress(OSError):
         connection.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n")
         return bool(connection.recv(1))
@@ -274,7 +276,7 @@ def is_taken(connection: socket.socket) -> bool:
 
 
 class Load:
-    """Threads that ask over both protocols, each by one connection that is made anew when it breaks.
+    """Threads that send requests over both protocols, each on one connection that is reopened when it breaks.
     ``outcomes`` counts answers by protocol, and connections that broke.
     """
 
@@ -323,34 +325,34 @@ class Load:
 
 
 def kill_under_load(server: OperatedServer, times: int, n_clients: int) -> None:
-    """Kill each door so often while clients ask. What breaks are connections of those that were killed."""
+    """Kill each process a number of times under load; only connections of killed processes break."""
     server.wait_ready()
     load = Load(server, n_clients)
     load.wait_more()
     wait_until(lambda: spares_of(server), "one waits")
     before, back_s = n_files(server.front), []
     for _ in range(times):
-        for victim in doors_of(server):
+        for victim in ingress_pids(server):
             load.wait_more(50)
             os.kill(victim, signal.SIGKILL)
             back_s.append(wait_until(lambda victim=victim: are_up(server, victim), "another is up"))
             load.wait_more()
     load.stop()
-    n_killed = times * N_DOORS
+    n_killed = times * N_INGRESS
     took = f"another up after {median(back_s):.3f} s, {max(back_s):.3f} at most"
-    measured(f"{n_killed} doors killed: {dict(load.outcomes)}, {took}")  # how soon is the machine's matter
+    measured(f"{n_killed} processes killed: {dict(load.outcomes)}, {took}")  # the time depends on the machine
     lost = [int(found[1]) for found in map(_LOST.search, server.log) if found is not None]
     assert len(lost) == n_killed
     assert 0 < load.outcomes["http broke"] + load.outcomes["grpc broke"] <= sum(lost)
     assert sum(lost) <= n_killed * 2 * n_clients
-    wait_until(lambda: of_doors(server, "connections") == [0] * N_DOORS, "all have left")
+    wait_until(lambda: ingress_metric(server, "connections") == [0] * N_INGRESS, "all have left")
     wait_until(lambda: n_files(server.front) <= before, "nothing is left open in the front")
     assert server.metric("gpuserve_running_requests", model="m") == 0
     assert server.metric("gpuserve_arena_blocks", model="m") == 0
 
 
 def are_up(server: OperatedServer, victim: int) -> bool:
-    """Whether all doors take connections, of which none is this process."""
+    """Return whether all processes are up, none of them a killed one."""
     rows = rows_of(server)
     return all(row["state"] == "UP" and row["pid"] != victim for row in rows)
 
@@ -360,15 +362,15 @@ def rows_of(server: OperatedServer) -> list[dict[str, Any]]:
 
 
 @pytest.mark.thorough
-def test_a_door_is_killed_under_load(tmp_path: Path, orders: Orders) -> None:
+def test_a_process_is_killed_under_load(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         kill_under_load(server, 1, 2)
         assert server.end() == 0
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(300)  # 100 doors begin, a minute where nothing else runs
-def test_each_door_is_killed_again_and_again_under_load(tmp_path: Path, orders: Orders) -> None:
+@pytest.mark.timeout(300)  # 100 processes start, a minute on an idle machine
+def test_each_process_is_killed_again_and_again_under_load(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         kill_under_load(server, 50, 4)
         assert server.end() == 0

@@ -1,4 +1,4 @@
-"""Doors that speak TLS: with clients' certificates, with certificates that are renewed, and with none yet."""
+"""Ingress processes with TLS: clients' certificates, renewed certificates, and unfinished handshakes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 
 class Scene:
-    """A server with doors that asks clients for certificates of its authority."""
+    """A server with ingress processes that asks clients for certificates of its authority."""
 
     def __init__(self, folder: Path) -> None:
         authority = Authority(folder / "authority")
@@ -36,12 +36,18 @@ class Scene:
         entries = [model("m", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 4)]
         tls = {"tls_certfile": "c.pem", "tls_keyfile": "k.pem", "tls_client_ca": str(self.trusted)}
         file = write_config(
-            folder, entries, host="127.0.0.1", doors=2, tls_ports=["http", "grpc"], lame_duck_s=0, **tls
+            folder,
+            entries,
+            host="127.0.0.1",
+            ingress_processes=2,
+            tls_ports=["http", "grpc"],
+            lame_duck_s=0,
+            **tls,
         )
         self.server = OperatedServer(file)
 
     def wait_ready(self) -> None:
-        """Its addresses come with what they speak."""
+        """Return the server's addresses with their schemes."""
         self.server.wait_ready()
         for role, where in self.server.addresses.items():
             self.server.addresses[role] = where.rpartition("//")[2]
@@ -62,7 +68,7 @@ class Scene:
             return connection.getresponse().status
 
     def is_ready(self, own: Pair | None) -> bool:
-        """What gRPC says."""
+        """Return the outcome of a gRPC call."""
         key, chain = (own.key.read_bytes(), own.certificate.read_bytes()) if own else (None, None)
         credentials = grpc.ssl_channel_credentials(self.trusted.read_bytes(), key, chain)
         with grpc.secure_channel(self.server.addresses["gRPC"], credentials) as channel:
@@ -71,7 +77,7 @@ class Scene:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[ssl.SSLSocket]:
-        """A connection of a client with a certificate, which has asked once and stays open."""
+        """A client's connection with a certificate, which has had one answer and stays open."""
         host, _, port = self.server.addresses["HTTP"].rpartition(":")
         with (
             socket.create_connection((host, int(port)), TIMEOUT_S) as plain,
@@ -82,7 +88,7 @@ class Scene:
             yield secured
 
     def shown(self) -> str:
-        """The certificate that a new connection is shown."""
+        """Return the certificate that the server presents to a new connection."""
         with self.held() as secured:
             certificate = secured.getpeercert(binary_form=True)
         assert certificate is not None
@@ -106,14 +112,14 @@ def n_open(scene: Scene) -> int:
 
 
 def test_clients_with_a_certificate_are_served_by_both_protocols(scene: Scene) -> None:
-    with scene.held():  # else the same door may have the fewest connections each time
+    with scene.held():  # else the same process may have the fewest connections each time
         assert [scene.get(scene.client) for _ in range(4)] == [200] * 4
         assert [scene.is_ready(scene.client) for _ in range(2)] == [True, True]
     assert scene.get(scene.client) == 200
-    wait_until(lambda: all(row["requests"] for row in scene.rows()), "both doors have served")
+    wait_until(lambda: all(row["requests"] for row in scene.rows()), "both processes have served")
 
 
-def test_others_are_not(scene: Scene) -> None:
+def test_clients_without_a_certificate_are_refused(scene: Scene) -> None:
     for own in (None, scene.stranger):
         with pytest.raises((ssl.SSLError, OSError)):
             scene.get(own)
@@ -123,7 +129,7 @@ def test_others_are_not(scene: Scene) -> None:
     wait_until(lambda: n_open(scene) == 0, "they have no place any more")
 
 
-def test_who_has_not_begun_a_handshake_has_a_place_and_holds_nobody_up(scene: Scene) -> None:
+def test_an_unfinished_handshake_is_counted_and_delays_no_other(scene: Scene) -> None:
     host, _, port = scene.server.addresses["HTTP"].rpartition(":")
     with contextlib.ExitStack() as stack:
         for said in (b"", b"\x16\x03\x01\x02\x00\x01"):  # the beginning of a ClientHello
@@ -135,14 +141,14 @@ def test_who_has_not_begun_a_handshake_has_a_place_and_holds_nobody_up(scene: Sc
     wait_until(lambda: n_open(scene) == 0, "none is counted any more")
 
 
-def test_renewed_certificates_are_those_of_every_door_and_of_those_that_come(scene: Scene) -> None:
+def test_renewed_certificates_are_used_by_every_process_and_by_new_ones(scene: Scene) -> None:
     first = scene.shown()
     assert first in scene.own.certificate.read_text()
     scene.renewed.copy_to(scene.own)
     renewed = scene.own.certificate.read_text()
     wait_until(lambda: scene.shown() in renewed, "the new one is used")
     scene.server.wait_log("loaded renewed TLS certificate")
-    wait_until(lambda: [scene.shown() in renewed for _ in range(2)] == [True, True], "by both doors")
+    wait_until(lambda: [scene.shown() in renewed for _ in range(2)] == [True, True], "used by both processes")
     victim = scene.rows()[0]["pid"]
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: all(one["state"] == "UP" and one["pid"] != victim for one in scene.rows()), "another")
@@ -164,4 +170,4 @@ def test_connections_survive_the_front_and_certificates_renewed_without_one_are_
                 os.kill(scene.server.front, signal.SIGKILL)
                 scene.renewed_again.copy_to(scene.own)
         now = scene.own.certificate.read_text()
-        wait_until(lambda: [scene.shown() in now for _ in range(2)] == [True, True], "both doors use it")
+        wait_until(lambda: [scene.shown() in now for _ in range(2)] == [True, True], "both processes use it")

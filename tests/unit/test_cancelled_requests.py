@@ -1,4 +1,4 @@
-"""A client that leaves in the very turn of the loop in which its request is answered."""
+"""Cancellation of a request in the loop iteration in which the request is answered."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def request() -> InferRequest:
 
 
 async def infer(driver: ModelDriver) -> None:
-    """As the doors do."""
+    """Await the answer like a protocol handler: cancel the request if the task is cancelled."""
     pending = driver.submit(request())
     try:
         await pending.answer
@@ -43,9 +43,9 @@ def test_a_failed_request_is_not_counted_as_cancelled_too() -> None:
     async def run() -> None:
         driver = ModelDriver(SPEC, 1 << 20, metrics)
         call = asyncio.create_task(infer(driver))
-        await asyncio.sleep(0)  # it runs up to its answer
+        await asyncio.sleep(0)  # the task runs until it waits for the answer
         assert driver.unfinished == 1
-        driver.close()  # fails what is queued
+        driver.close()  # fails queued requests
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -54,7 +54,7 @@ def test_a_failed_request_is_not_counted_as_cancelled_too() -> None:
     assert (metrics.outcomes.failures["UNAVAILABLE"], metrics.outcomes.cancellations) == (1, 0)
 
 
-def test_the_memory_of_an_answer_that_nobody_takes_is_given_back() -> None:
+def test_an_answer_to_a_cancelled_request_frees_its_memory() -> None:
     metrics = ModelMetrics("m", "1", dict)
     closed: list[str] = []
 

@@ -1,5 +1,5 @@
-"""The front's own doors behind a door that passes everything on: what a client is sent is what it would be
-sent without the way between.
+"""The front's HTTP and gRPC handlers behind an ingress process that forwards every request: a client gets the same
+bytes as without the forwarding.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WAYS: Final = ("direct", "forwarded")
 
 
 class House:
-    """Both doors of a front with the model "m", and a way to them."""
+    """The HTTP and gRPC handlers of a front with the model "m", and the IPC channel to the front."""
 
     def __init__(self) -> None:
         self.scene = Scene(SPEC, arena_nbytes=1 << 26)
@@ -58,7 +58,7 @@ class House:
         return self.way.forwarding.accept if way == "forwarded" else self.accept
 
     async def settle(self) -> None:
-        """Let everything happen that is due, also in the threads that write pages."""
+        """Run everything that is due, also in the threads that write pages."""
         for _ in range(4):
             await self.way.settle()
             await self.scene.settle()
@@ -126,7 +126,7 @@ def test_a_client_of_http1_sees_no_difference(name: str, cuts: tuple[int, ...]) 
     async def test(house: House) -> None:
         seen = {}
         for way in WAYS:
-            talk = http1_talk.Talk(door=house.accept_by(way))
+            talk = http1_talk.Talk(handler=house.accept_by(way))
             for _ in range(2):  # the second has a head that is known
                 if not talk.way.said:
                     talk.feed(HTTP1[name], (*cuts, *range(0, len(HTTP1[name]), 256 << 10)))
@@ -161,7 +161,7 @@ def test_a_client_of_grpc_sees_no_difference(name: str) -> None:
     async def test(house: House) -> None:
         seen = {}
         for way in WAYS:
-            talk = http2_scene.Talk(door=house.accept_by(way))
+            talk = http2_scene.Talk(handler=house.accept_by(way))
             for stream_id in (1, 3):
                 head = talk.peer.headers(stream_id, [*fields[:1], (":path", path), *fields[1:]])
                 talk.feed(head + data(stream_id, frame(len(message)) + message, end=True))
@@ -176,12 +176,12 @@ def test_a_client_of_grpc_sees_no_difference(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["live", "region", "infer", "stream"])
-def test_a_call_that_is_given_up_leaves_nothing(name: str) -> None:
+def test_a_cancelled_call_leaves_nothing(name: str) -> None:
     path, message = GRPC[name]
     fields = [field for field in POST if field[0] != ":path"]
 
     async def test(house: House) -> None:
-        talk = http2_scene.Talk(door=house.accept_by("forwarded"))
+        talk = http2_scene.Talk(handler=house.accept_by("forwarded"))
         for stream_id in (1, 3):
             head = talk.peer.headers(stream_id, [*fields[:1], (":path", path), *fields[1:]])
             talk.feed(head + data(stream_id, (frame(len(message)) + message)[:-1]))
@@ -197,7 +197,7 @@ def test_a_call_that_is_given_up_leaves_nothing(name: str) -> None:
 
 
 class Upload:
-    """A body of 64 MiB for a sink that uses up what comes when it is told to."""
+    """A body of 64 MiB for a receiver that consumes data when a test says so."""
 
     def __init__(self) -> None:
         self.sinks: list[FrontSink] = []
@@ -210,7 +210,7 @@ class Upload:
         return self.sinks[-1]
 
     async def goes(self, feed: Callable[[bytes], object], may_send: Callable[[], int]) -> int:
-        """Send as much as the server lets; the most that it let before anything was used up."""
+        """Send as much as flow control permits; return the most bytes sent before any was consumed."""
         most = 0
         while self.n_sent < 64 * MIB:
             before = self.n_sent
@@ -230,7 +230,7 @@ class Upload:
 def test_a_large_body_of_http1_waits_at_its_client() -> None:
     async def whole() -> None:
         upload = Upload()
-        talk = http1_talk.Talk(door=upload.way.forwarding.accept)
+        talk = http1_talk.Talk(handler=upload.way.forwarding.accept)
         talk.feed(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (64 * MIB))
         most = await upload.goes(talk.feed, lambda: MIB if talk.way.reading else 0)
         assert most <= UNCONSUMED_NBYTES + (256 << 10)
@@ -245,7 +245,7 @@ def test_a_large_body_of_http1_waits_at_its_client() -> None:
 def test_a_large_body_of_http2_waits_at_its_client() -> None:
     async def whole() -> None:
         upload = Upload()
-        talk = http2_scene.Talk(door=upload.way.forwarding.accept)
+        talk = http2_scene.Talk(handler=upload.way.forwarding.accept)
         talk.feed(talk.peer.headers(1))
         await upload.way.settle()
 

@@ -1,4 +1,4 @@
-"""The gRPC door on a connection: which way a call takes, and what becomes of it."""
+"""The gRPC handler on a connection: the path and the outcome of a call."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ CLOSED: Final = AccessPolicy([AccessRule(("inference", "health"), "right", "toke
 
 
 class House:
-    """A door with the model "m", whose worker answers as it is told."""
+    """A gRPC handler with the model "m", whose worker answers as a test says."""
 
     def __init__(self, policy: AccessPolicy | None = None, compression: str = "none") -> None:
         self.scene = Scene(SPEC, arena_nbytes=1 << 26)
         self.service = inference_service(ServerSettings(name="test"))
         self.service.models.add(self.scene.driver)
         self.requests = AsyncRequests()
-        self.door = GrpcHandler(self.service, self.requests, LIMIT_NBYTES, policy, None, compression)
-        self.talk = Talk(door=self.door.accept)
+        self.handler = GrpcHandler(self.service, self.requests, LIMIT_NBYTES, policy, None, compression)
+        self.talk = Talk(handler=self.handler.accept)
         self._last_id = -1
 
     def call(

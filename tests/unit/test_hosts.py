@@ -64,9 +64,9 @@ def test_a_page_of_anybodys_reads_nothing_on_either_port() -> None:
         return "\r\n".join([f"GET {path} HTTP/1.1", f"Host: {host}", *lines, "", ""]).encode()
 
     async def test(house: House) -> None:
-        door = HttpHandler(house.service, house.requests, 1 << 20, AccessPolicy(), None, ["good.example"])
-        for path, accept in (("/v2", door.accept), ("/v2/health/live", door.accept_metrics)):
-            talk = Talk(door=accept)
+        handler = HttpHandler(house.service, house.requests, 1 << 20, AccessPolicy(), None, ["good.example"])
+        for path, accept in (("/v2", handler.accept), ("/v2/health/live", handler.accept_metrics)):
+            talk = Talk(handler=accept)
             for host, expected in (("evil.example", 421), ("good.example:8000", 200), ("localhost", 200)):
                 talk.feed(asked(path, host, "Accept-Language: de"))
                 assert talk.way.raw.startswith(b"HTTP/1.1 %d " % expected), host

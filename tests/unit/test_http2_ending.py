@@ -204,7 +204,7 @@ def test_a_stream_of_requests_may_be_open_for_long() -> None:
     async def run() -> None:
         requests = AsyncRequests()
         talk = Talk(
-            door=lambda exchange: requests.start(exchange, AsyncRequest.wait_until_gone, is_stream=True)
+            handler=lambda exchange: requests.start(exchange, AsyncRequest.wait_until_gone, is_stream=True)
         )
         talk.feed(talk.peer.headers(1))
         for now in (0, 100, 200):

@@ -84,8 +84,8 @@ def status_of(method: str, path: bytes, *, admin: bool) -> int:
     service = inference_service(ServerSettings(admin_api=admin))
 
     async def ask() -> int:
-        door = HttpHandler(service, AsyncRequests(), 1 << 20, AccessPolicy())
-        talk = Talk(door=door.accept, client=("10.0.0.1", 1))
+        handler = HttpHandler(service, AsyncRequests(), 1 << 20, AccessPolicy())
+        talk = Talk(handler=handler.accept, client=("10.0.0.1", 1))
         return talk.feed(b"%b %b HTTP/1.1\r\nhost: x\r\n\r\n" % (method.encode(), path)).status
 
     return asyncio.run(ask())

@@ -1,4 +1,4 @@
-"""The HTTP door on a connection: which sink a request gets, and what becomes of it."""
+"""The HTTP handler on a connection: the body receiver and the outcome of a request."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ WIDE: Final = 1 << 17
 
 
 class House:
-    """A door with the model "m", whose worker answers as it is told."""
+    """An HTTP handler with the model "m", whose worker answers as a test says."""
 
     def __init__(self, spec: ModelSpec = SPEC, policy: AccessPolicy | None = None) -> None:
         self.scene = Scene(spec, arena_nbytes=1 << 26)
         self.service: InferenceService = inference_service(ServerSettings(name="test"))
         self.service.models.add(self.scene.driver)
         self.requests = AsyncRequests()
-        self.door = HttpHandler(self.service, self.requests, LIMIT_NBYTES, policy or AccessPolicy())
+        self.handler = HttpHandler(self.service, self.requests, LIMIT_NBYTES, policy or AccessPolicy())
 
     def talk(self, client: tuple[str, int] = ("127.0.0.1", 5)) -> Talk:
-        return Talk(door=self.door.accept, client=client)
+        return Talk(handler=self.handler.accept, client=client)
 
     async def answer(self, well: bool = True) -> None:
         await self.scene.settle()
@@ -232,8 +232,8 @@ def test_a_defect_is_an_answer_and_the_connection_goes_on(caplog: pytest.LogCapt
         def fail(*_: Any) -> Any:
             raise ValueError("a mistake")
 
-        house.door._immediate[Endpoint.LOGGING] = fail
-        house.door._awaiting[Endpoint.LOGGING_UPDATE] = fail
+        house.handler._immediate[Endpoint.LOGGING] = fail
+        house.handler._awaiting[Endpoint.LOGGING_UPDATE] = fail
         talk = house.talk().feed(get(b"/v2/logging"))
         talk.feed(post(b"{}", line=b"POST /v2/logging HTTP/1.1"))
         await house.scene.settle()

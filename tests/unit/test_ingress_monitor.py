@@ -1,4 +1,4 @@
-"""A front's doors with real processes, and nothing else of a front."""
+"""The ingress monitor of a front with real ingress processes and a real supervisor of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HEAD = AnswerHead(200, ())
 
 
 class Answered:
-    """Tells each client who it is."""
+    """A handler that answers each client with its user id or address."""
 
     def __init__(self, exchange: Exchange) -> None:
         body = repr(exchange.endpoints.client).encode()
@@ -54,12 +54,12 @@ def accept(exchange: Exchange) -> BodyReceiver:
 
 
 class Supervisor:
-    """The ingress processes of a supervisor, in a reactor of its own thread; their front is ``doors`` in the
+    """The ingress processes of a supervisor, in a reactor of its own thread; their front is ``monitor`` in the
     running loop.
     """
 
     def __init__(self) -> None:
-        self.doors: IngressMonitor
+        self.monitor: IngressMonitor
         self._loop = asyncio.get_running_loop()
         self._reactor = Reactor()
         self._ingress = IngressProcesses(self._reactor, self, LogLines(self._reactor), relay_output=False)
@@ -72,9 +72,9 @@ class Supervisor:
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
         kept = [os.dup(fd) for fd in fds]
         if isinstance(message, IngressUp):
-            self._loop.call_soon_threadsafe(lambda: self.doors.ingress_up(message, kept))
+            self._loop.call_soon_threadsafe(lambda: self.monitor.ingress_up(message, kept))
         else:
-            self._loop.call_soon_threadsafe(lambda: self.doors.ingress_down(message))
+            self._loop.call_soon_threadsafe(lambda: self.monitor.ingress_down(message))
 
     def close(self) -> None:
         self._reactor.call_soon_threadsafe(self._ingress.close)
@@ -85,20 +85,20 @@ class Supervisor:
 
 @contextlib.asynccontextmanager
 async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> AsyncIterator[IngressMonitor]:
-    setup, supervisor = IngressSetup(ServerSettings(doors=n).to_wire(), 0, (), {}), Supervisor()
+    setup, supervisor = IngressSetup(ServerSettings(ingress_processes=n).to_wire(), 0, (), {}), Supervisor()
     serve = partial(IngressSession, inference_service(ServerSettings()), accept)
     speak_tls = {os.dup(listener.fileno()): False}
     events = inference_service(ServerSettings()).events
-    doors = supervisor.doors = IngressMonitor(
+    monitor = supervisor.monitor = IngressMonitor(
         speak_tls, serve, AsyncRequests(), admission, setup, None, events.publish, supervisor.ask
     )
     try:
-        await doors.start()
-        yield doors
-        await doors.stop()
+        await monitor.start()
+        yield monitor
+        await monitor.stop()
     finally:
         supervisor.close()
-    assert [row.state for row in doors.ingress_rows()] == ["ENDED"] * n
+    assert [row.state for row in monitor.ingress_rows()] == ["ENDED"] * n
 
 
 def run(
@@ -106,8 +106,8 @@ def run(
 ) -> None:
     async def main() -> None:
         admission = Admission()
-        async with opened(listener, admission, n) as doors:
-            await test(doors, admission)
+        async with opened(listener, admission, n) as monitor:
+            await test(monitor, admission)
         assert admission.n_open == 0
 
     with listener:
@@ -115,7 +115,7 @@ def run(
 
 
 async def answer(address: Any) -> bytes:
-    """The body of one answer, over a connection of its own."""
+    """Return the body of one answer over a new connection."""
     if isinstance(address, str):
         reader, writer = await asyncio.open_unix_connection(address)
     else:
@@ -131,7 +131,7 @@ async def answer(address: Any) -> bytes:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - nobody announces it
+        while not condition():  # noqa: ASYNC110 - no event announces the state
             await asyncio.sleep(0.005)
 
 
@@ -139,37 +139,37 @@ def test_connections_of_a_unix_socket(tmp_path: Path) -> None:
     listener, path = socket.socket(socket.AF_UNIX), str(tmp_path / "s")
     listener.bind(path)
 
-    async def test(doors: IngressMonitor, admission: Admission) -> None:
+    async def test(monitor: IngressMonitor, admission: Admission) -> None:
         assert [await answer(path) for _ in range(4)] == [b"None"] * 4
         await until(lambda: admission.n_open == 0)
-        await until(lambda: sum(row.counts.n_requests for row in doors.ingress_rows()) == 4)
+        await until(lambda: sum(row.counts.n_requests for row in monitor.ingress_rows()) == 4)
 
     run(listener, test)
 
 
-def test_a_notice_that_a_door_has_not_heard_counts(tmp_path: Path) -> None:
+def test_a_process_unaware_of_the_notice_is_counted(tmp_path: Path) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
 
-    async def test(doors: IngressMonitor, _: Admission) -> None:
+    async def test(monitor: IngressMonitor, _: Admission) -> None:
         reader, writer = await asyncio.open_connection(*listener.getsockname())
-        await until(lambda: sum(row.n_connections for row in doors.ingress_rows()) == 1)
-        (row,) = doors.ingress_rows()
+        await until(lambda: sum(row.n_connections for row in monitor.ingress_rows()) == 1)
+        (row,) = monitor.ingress_rows()
         assert row.pid is not None
         os.kill(row.pid, signal.SIGSTOP)
-        doors.announce()
-        assert doors.n_unaware == 1
+        monitor.announce()
+        assert monitor.n_unaware == 1
         os.kill(row.pid, signal.SIGCONT)
         head = b""
         while b"connection: close" not in head.lower():  # the process may read a request before the notice
             writer.write(GET)
             head = await reader.readuntil(b"\r\n\r\n")
-        await until(lambda: doors.n_unaware == 0)
+        await until(lambda: monitor.n_unaware == 0)
         writer.close()
 
     run(listener, test, n=1)
 
 
-def test_a_door_that_cannot_be_started_is_tried_again(
+def test_a_process_that_cannot_be_started_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener, popen, failures = socket.create_server(("127.0.0.1", 0)), subprocess.Popen, [errno.EMFILE]
@@ -179,8 +179,8 @@ def test_a_door_that_cannot_be_started_is_tried_again(
             raise OSError(failures.pop(), "no descriptor is left")
         return popen(*arguments, **named)
 
-    async def test(doors: IngressMonitor, _: Admission) -> None:
-        (row,) = doors.ingress_rows()
+    async def test(monitor: IngressMonitor, _: Admission) -> None:
+        (row,) = monitor.ingress_rows()
         assert (row.state, row.counts.restarts) == ("UP", 1)
         assert await answer(listener.getsockname())
 

@@ -1,4 +1,4 @@
-"""What waits at an end of a passage, and with what it leaves."""
+"""Deferred messages of an IPC channel, and the message with which they are sent."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from gpuserve.front.ingress.channel_messages import AnnounceShutdown, LeasesClos
 from gpuserve.front.ingress.ipc_channel import IpcChannel
 
 
-async def leaves_in_this_turn(*, with_another: bool) -> bool:
-    """Whether what is of no hurry leaves in the turn in which it is known. Later it does anyway."""
+async def is_sent_at_once(*, with_another: bool) -> bool:
+    """Return whether a deferred message is sent in the loop iteration that posts it; later it is sent anyway."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.setblocking(False)
     end = IpcChannel(ours, lambda message, fds: None, lambda: None)
@@ -29,9 +29,9 @@ async def leaves_in_this_turn(*, with_another: bool) -> bool:
     return at_once
 
 
-def test_what_is_of_no_hurry_leaves_with_the_next_message() -> None:
-    assert asyncio.run(leaves_in_this_turn(with_another=True))
+def test_a_deferred_message_is_sent_with_the_next_message() -> None:
+    assert asyncio.run(is_sent_at_once(with_another=True))
 
 
-def test_what_is_of_no_hurry_leaves_soon_where_nothing_else_is_said() -> None:
-    assert not asyncio.run(leaves_in_this_turn(with_another=False))
+def test_a_deferred_message_is_sent_soon_without_another() -> None:
+    assert not asyncio.run(is_sent_at_once(with_another=False))

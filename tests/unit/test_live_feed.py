@@ -205,8 +205,8 @@ def test_a_page_that_reads_too_slowly_is_let_go_and_nobody_else(
     service: InferenceService, page: LivePage
 ) -> None:
     async def scene() -> None:
-        door = HttpHandler(service, AsyncRequests(), 1 << 20, AccessPolicy(), live=page)
-        slow, quick = Talk(door=door.accept), Talk(door=door.accept)
+        handler = HttpHandler(service, AsyncRequests(), 1 << 20, AccessPolicy(), live=page)
+        slow, quick = Talk(handler=handler.accept), Talk(handler=handler.accept)
         for talk in (slow, quick):
             talk.feed(b"GET /dashboard/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
         slow.way.full = True

@@ -1,4 +1,4 @@
-"""The budget of a turn of the loop: who has much to say waits for others, and comes again."""
+"""The time budget of a loop iteration: a connection with much to process yields to others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpuserve.front.net.http2_protocol import Http2
 
 
 class Loop:
-    """Turns by hand, and a clock that stands still."""
+    """A loop that is turned by hand, with a manual clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -46,7 +46,7 @@ class Loop:
         return len(self._soon) + len(self._later)
 
     def next_turn(self) -> bool:
-        """Whether there was anything to do. It sleeps where there is nothing but what is to come."""
+        """Run one iteration; return whether anything was due. Sleep if only timers are left."""
         if not self._soon and self._later:
             self.now = max(self.now, min(at for at, _ in self._later))
         due = [one for one in self._later if one[0] <= self.now]
@@ -58,7 +58,7 @@ class Loop:
 
 
 class Speaker:
-    """A connection with so many parts to be heard, each of which takes some time."""
+    """A connection with a number of parts to process, each of which takes some time."""
 
     def __init__(self, loop: Loop, turn: LoopBudget, parts: int, takes_s: float = BUDGET_S / 2) -> None:
         self.heard: list[int] = []
@@ -83,7 +83,7 @@ def made() -> tuple[Loop, LoopBudget]:
     return loop, LoopBudget(loop.call_soon, loop.call_later, lambda: loop.now)
 
 
-def test_what_all_write_in_a_turn_leaves_by_one_callback() -> None:
+def test_writes_of_all_connections_in_one_turn_are_sent_by_one_callback() -> None:
     loop, turn = made()
     speakers = [Speaker(loop, turn, 1) for _ in range(3)]
     for one in speakers:
@@ -98,7 +98,7 @@ def test_what_all_write_in_a_turn_leaves_by_one_callback() -> None:
     assert not loop.next_turn()
 
 
-def test_what_is_short_is_heard_in_one_turn() -> None:
+def test_short_input_is_processed_in_one_turn() -> None:
     loop, turn = made()
     speaker = Speaker(loop, turn, 10, takes_s=BUDGET_S / 20)
     speaker.resume()
@@ -107,7 +107,7 @@ def test_what_is_short_is_heard_in_one_turn() -> None:
     assert not loop.next_turn(), "a loop with nothing to do must sleep"
 
 
-def test_all_together_take_no_more_than_a_turn_and_the_last_part_of_one() -> None:
+def test_all_connections_together_exceed_the_budget_by_at_most_one_part() -> None:
     loop, turn = made()
     speakers = [Speaker(loop, turn, 6) for _ in range(5)]
     for speaker in speakers:
@@ -119,7 +119,7 @@ def test_all_together_take_no_more_than_a_turn_and_the_last_part_of_one() -> Non
     assert [one.heard for one in speakers] == [list(range(6))] * 5
 
 
-def test_they_are_heard_in_turn() -> None:
+def test_connections_are_processed_round_robin() -> None:
     loop, turn = made()
     speakers = [Speaker(loop, turn, 9) for _ in range(3)]
     for speaker in speakers:
@@ -130,7 +130,7 @@ def test_they_are_heard_in_turn() -> None:
     assert {len(one.heard) for one in speakers} == {9}
 
 
-def test_who_only_reads_does_not_wait_for_those_who_take_long() -> None:
+def test_a_connection_that_only_reads_does_not_wait_for_slow_ones() -> None:
     loop, turn = made()
     for speaker in [Speaker(loop, turn, 50) for _ in range(20)]:
         speaker.resume()
@@ -145,7 +145,7 @@ def test_who_only_reads_does_not_wait_for_those_who_take_long() -> None:
     assert heard == [16, 32, 40]
 
 
-def test_the_next_turn_is_told_once_however_long_somebody_rests() -> None:
+def test_the_next_turn_is_scheduled_once_however_long_a_connection_waits() -> None:
     loop, turn = made()
     takes_long = [Speaker(loop, turn, 9, takes_s=10 * BUDGET_S) for _ in range(2)]
     for speaker in takes_long:
@@ -160,7 +160,7 @@ def test_the_next_turn_is_told_once_however_long_somebody_rests() -> None:
     assert all(one.heard == [0] for one in readers)
 
 
-def test_while_many_wait_less_is_read_of_each() -> None:
+def test_less_is_read_of_each_connection_while_many_wait() -> None:
     loop, turn = made()
     assert len(turn.buffer) == READ_NBYTES
     turn.is_spent()

@@ -1,4 +1,4 @@
-"""Which door gets a connection, when one is started again, what is counted, and how many there may be."""
+"""Monitored ingress processes: choice for a connection, restarts, counts, and the limit of their number."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class Candidate:
     last_heard_at: float
 
 
-def test_the_door_with_the_fewest_connections_is_next() -> None:
-    doors = [Candidate(2, 0.0), Candidate(1, 0.0), Candidate(1, 0.0)]
-    assert choose_ingress(doors, 1.0) is doors[1]
+def test_the_process_with_the_fewest_connections_gets_the_next() -> None:
+    candidates = [Candidate(2, 0.0), Candidate(1, 0.0), Candidate(1, 0.0)]
+    assert choose_ingress(candidates, 1.0) is candidates[1]
     assert choose_ingress([], 1.0) is None
 
 
-def test_a_door_that_is_silent_is_passed_over_while_another_is_not() -> None:
+def test_a_silent_process_is_passed_over_unless_all_are_silent() -> None:
     silent, busy = Candidate(0, 0.0), Candidate(9, SILENT_S)
     assert choose_ingress([silent, busy], SILENT_S) is busy
     assert choose_ingress([silent, busy], 9 * SILENT_S) is silent
 
 
-def test_a_door_is_started_again_at_once_and_later_if_it_dies_young() -> None:
+def test_a_process_restarts_at_once_and_with_backoff_if_it_dies_young() -> None:
     patience = RestartBackoff()
     assert [patience.pause_s(0.5, came_up=False) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
     assert patience.pause_s(60.0, came_up=True) == 0
@@ -66,7 +66,7 @@ def test_a_door_is_started_again_at_once_and_later_if_it_dies_young() -> None:
     assert [patience.pause_s(0.5, came_up=False) for _ in range(2)] == [0.25, 1]
 
 
-def test_what_a_dead_door_counted_stays_counted_and_is_told_to_the_next() -> None:
+def test_counts_of_a_dead_process_are_kept_and_sent_to_the_next() -> None:
     tally = IngressTally()
     assert (tally.counts.n_requests, tally.counts.n_held, tally.counts.late) == (0, 0, {})
     tally.record(SAID._replace(n_requests=7, cpu_s=1.5, n_held=3, late={"idle": 2}, intake_refused=1))
@@ -81,7 +81,7 @@ def test_what_a_dead_door_counted_stays_counted_and_is_told_to_the_next() -> Non
     assert (tally.counts.n_requests, tally.counts.restarts) == (8, 1)
 
 
-def test_a_door_that_does_not_know_the_notice_counts_with_all_its_connections() -> None:
+def test_a_process_unaware_of_the_notice_counts_all_its_connections() -> None:
     tally = IngressTally()
     assert tally.n_unaware(0, 5) == 0
     assert tally.n_unaware(1, 5) == 5
@@ -97,8 +97,8 @@ def test_the_metrics_are_sums() -> None:
     counts = IngressTally().counts._replace(
         n_requests=10, cpu_s=0.5, restarts=1, n_streams=2, unsent_nbytes=100, refused={"streams": 1}
     )
-    doors = [IngressRow(n, 9, "UP", 4, counts._replace(late={"idle": 2, "head": n})) for n in range(2)]
-    lines = set(page(connection_families(admission, doors)).decode().splitlines())
+    rows = [IngressRow(n, 9, "UP", 4, counts._replace(late={"idle": 2, "head": n})) for n in range(2)]
+    lines = set(page(connection_families(admission, rows)).decode().splitlines())
     assert lines >= {
         "gpuserve_connections 1",
         "gpuserve_streams 4",
@@ -119,8 +119,8 @@ def status_of(n_unaware: int) -> IngressStatus:
 
 
 @pytest.mark.thorough
-def test_what_a_drain_waits_for_is_said_as_it_changes() -> None:
-    """And when nothing changes, a few times a second."""
+def test_the_state_of_a_drain_is_sent_when_it_changes() -> None:
+    """Without a change the state is sent a few times a second."""
     looks = iter([3, 3, 2, 2, 2, 0])
     said: list[IngressStatus] = []
 
@@ -130,7 +130,7 @@ def test_what_a_drain_waits_for_is_said_as_it_changes() -> None:
         began = loop.time()
         reports.report_now()
         async with asyncio.timeout(5):
-            while not said or said[-1].n_unaware:  # noqa: ASYNC110 - nobody announces it
+            while not said or said[-1].n_unaware:  # noqa: ASYNC110 - no event announces the state
                 await asyncio.sleep(0.001)
         took_s = loop.time() - began
         reports.close()
@@ -140,14 +140,14 @@ def test_what_a_drain_waits_for_is_said_as_it_changes() -> None:
     assert [one.n_unaware for one in said] == [3, 2, 0]
 
 
-def test_doors_hold_together_what_one_would() -> None:
+def test_processes_share_the_limits_of_one() -> None:
     settings = ServerSettings(ingress_processes=3, max_unsent_nbytes=100, max_half_requests=10)
     part = ingress_share(settings)
     assert (part.max_unsent_nbytes, part.max_half_requests, part.max_streams) == (34, 4, 5462)
     assert part.max_connections == settings.max_connections
 
 
-def test_one_address_may_have_its_part_of_what_all_doors_can_have() -> None:
+def test_one_address_has_its_part_of_the_limit_of_all_processes() -> None:
     admission = Admission(Limits(max_connections=100), n_descriptors=32, n_spare=0, n_processes=4)
     assert sum(admission.admit("10.0.0.1", 3) for _ in range(100)) == 75
 
@@ -164,11 +164,11 @@ def configured(tmp_path: Path, **server: Any) -> ServerSettings:
 
 
 def test_auto_is_a_part_of_the_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for n, doors in ((1, 1), (7, 1), (8, 2), (16, 4), (128, 8)):
+    for n, expected in ((1, 1), (7, 1), (8, 2), (16, 4), (128, 8)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=n: set(range(n)))
-        assert read_ingress_processes(AUTO) == doors
-        assert configured(tmp_path, ingress_processes="auto").ingress_processes == doors
-        assert Server(ingress_processes=AUTO)._settings.ingress_processes == doors
+        assert read_ingress_processes(AUTO) == expected
+        assert configured(tmp_path, ingress_processes="auto").ingress_processes == expected
+        assert Server(ingress_processes=AUTO)._settings.ingress_processes == expected
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Inference of a door that is a process of its own: both sides in one loop, with a real socket in between."""
+"""Inference through an ingress process: both sides in one loop, with a real socket between them."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ LARGE_SPEC = dataclasses.replace(
 STREAM_SPEC = dataclasses.replace(SPEC, decoupled=True)
 
 
-class Doors:
-    """A front with one model and one door, and what the door was answered."""
+class IngressAndFront:
+    """A front with one model, an ingress process, and the answers that the ingress process got."""
 
     def __init__(self, spec: Any = SPEC) -> None:
         self.lost: list[str] = []
         self._handlers: dict[str, Any] = {}
         self._dead: list[tuple[ProxiedRequests, Scene]] = []
-        self.at_door = IpcChannel(None, self._take("door"), lambda: self.lost.append("door"))
-        self.door = IngressService(ServerSettings(), self.at_door)
-        self._handlers["door"] = self.door.handlers
+        self.at_ingress = IpcChannel(None, self._take("ingress"), lambda: self.lost.append("ingress"))
+        self.ingress = IngressService(ServerSettings(), self.at_ingress)
+        self._handlers["ingress"] = self.ingress.handlers
         self.meet_front(spec)
         self.answers: list[Answer] = []
 
@@ -63,51 +63,53 @@ class Doors:
         self.requests = ProxiedRequests(self.at_front, self.front.inference, receptions)
         self._handlers["front"] = self.requests.handlers
         self.at_front.open()
-        self.at_door.reopen(theirs)
+        self.at_ingress.reopen(theirs)
         self.mirror = ModelPublisher(
             self.at_front, self.front.models, self.front.health, self.front.control.trace
         )
         self.mirror.open()
 
     async def front_lost(self) -> None:
-        """Have the front die, which says nothing more to anybody."""
+        """Kill the front: it sends nothing more."""
         self._dead.append((self.requests, self.scene))
         self.mirror.close()
         self.at_front.close()
         await self.settle()
-        assert self.lost == ["door"]
+        assert self.lost == ["ingress"]
         self.lost.clear()
-        self.door.on_front_died()
+        self.ingress.on_front_died()
 
     def _take(self, end: str) -> Callable[[Any, list[int]], None]:
         def take(message: Any, fds: list[int]) -> None:
             if fds:
-                {"front": self.requests.loans.attach, "door": self.door.attach}[end](message, fds)
+                {"front": self.requests.loans.attach, "ingress": self.ingress.attach}[end](message, fds)
             else:
                 self._handlers[end][type(message)](message)
 
         return take
 
     def submit(self, asked: InferRequest, on_response: Any = None) -> PendingRequest:
-        return self.door.service.inference.submit(asked, on_response, lambda _, one: self.answers.append(one))
+        return self.ingress.service.inference.submit(
+            asked, on_response, lambda _, one: self.answers.append(one)
+        )
 
     @property
     def responses(self) -> list[InferResponse]:
-        """The answers, all of which are responses."""
+        """Return the answers; all must be responses."""
         assert all(isinstance(one, InferResponse) for one in self.answers), self.answers
         return [one for one in self.answers if isinstance(one, InferResponse)]
 
     async def settle(self) -> None:
         for _ in range(20):
             await self.scene.settle()
-            self.at_door.flush()  # what is of no hurry as well
+            self.at_ingress.flush()  # deferred messages as well
 
     def let_workers_die(self) -> None:
         while self.scene.workers:
             self.scene.workers.pop().die()
 
     async def run_all(self, well: bool = True) -> None:
-        """Have the workers answer all that they are given."""
+        """Let the workers answer every request."""
         await self.settle()
         while (worker := self.scene.busy(0)) is not None:
             worker.answer([well])
@@ -116,8 +118,8 @@ class Doors:
     def close(self) -> None:
         self.mirror.close()
         self.requests.close()
-        self.door.close()
-        self.at_door.close()
+        self.ingress.close()
+        self.at_ingress.close()
         self.at_front.close()
         for requests, scene in self._dead:
             requests.close()
@@ -126,8 +128,8 @@ class Doors:
 
 
 @contextlib.asynccontextmanager
-async def doors(spec: Any = SPEC) -> AsyncIterator[Doors]:
-    found = Doors(spec)
+async def connected(spec: Any = SPEC) -> AsyncIterator[IngressAndFront]:
+    found = IngressAndFront(spec)
     try:
         await found.settle()
         yield found
@@ -138,7 +140,7 @@ async def doors(spec: Any = SPEC) -> AsyncIterator[Doors]:
 
 def test_a_request_is_run_by_the_front() -> None:
     async def talk() -> None:
-        async with doors() as there:
+        async with connected() as there:
             asked = request(2, 1.5)
             asked.id = "seven"
             there.submit(asked)
@@ -160,7 +162,7 @@ def test_a_request_is_run_by_the_front() -> None:
 def test_a_request_is_given_the_outputs_that_it_asks_for() -> None:
     async def talk() -> None:
         two = dataclasses.replace(SPEC, outputs=(*SPEC.outputs, TensorSpec("z", "FP32", (1,))))
-        async with doors(two) as there:
+        async with connected(two) as there:
             asked = request(1, 1.0, timeout_s=60.0)
             asked.outputs = ("z",)
             there.submit(asked)
@@ -179,9 +181,9 @@ def test_a_request_is_given_the_outputs_that_it_asks_for() -> None:
     asyncio.run(talk())
 
 
-def test_what_is_wrong_is_refused_and_counted_by_the_front_and_what_fails_is_told() -> None:
+def test_the_front_refuses_and_counts_wrong_requests_and_reports_failures() -> None:
     async def talk() -> None:
-        async with doors() as there:
+        async with connected() as there:
             there.submit(request(9, 1.0))
             await there.settle()
             refused = there.answers.pop()
@@ -204,9 +206,9 @@ def test_what_is_wrong_is_refused_and_counted_by_the_front_and_what_fails_is_tol
     asyncio.run(talk())
 
 
-def test_a_full_queue_refuses_and_says_so_as_an_answer() -> None:
+def test_a_full_queue_answers_with_a_refusal() -> None:
     async def talk() -> None:
-        async with doors(dataclasses.replace(SPEC, queue=QueueSpec(1))) as there:
+        async with connected(dataclasses.replace(SPEC, queue=QueueSpec(1))) as there:
             for _ in range(8):
                 there.submit(request(4, 1.0))
             await there.settle()
@@ -219,9 +221,9 @@ def test_a_full_queue_refuses_and_says_so_as_an_answer() -> None:
     asyncio.run(talk())
 
 
-def test_what_is_taken_back_is_never_run_and_never_answered() -> None:
+def test_a_cancelled_request_is_never_run_and_never_answered() -> None:
     async def talk() -> None:
-        async with doors() as there:
+        async with connected() as there:
             there.let_workers_die()
             await there.settle()
             pending = there.submit(request(1, 1.0))
@@ -237,7 +239,7 @@ def test_what_is_taken_back_is_never_run_and_never_answered() -> None:
 
 
 class _LargeWorker(Worker):
-    """A worker that has an arena, and answers with a block of it."""
+    """A worker with an arena that answers with a block of the arena."""
 
     def __init__(self, driver: ModelDriver, instance: str) -> None:
         super().__init__(driver, instance)
@@ -266,11 +268,11 @@ def taking(nbytes: int) -> Any:
 
 
 @pytest.mark.parametrize("nbytes", [LARGE, 20 * LARGE])
-def test_a_large_tensor_is_lent_both_ways_and_comes_back(nbytes: int) -> None:
-    """The largest are copied over several turns of the loop."""
+def test_a_large_tensor_is_lent_both_ways_and_released(nbytes: int) -> None:
+    """The largest tensors are copied over several loop iterations."""
 
     async def talk() -> None:
-        async with doors(taking(nbytes)) as there:
+        async with connected(taking(nbytes)) as there:
             there.let_workers_die()
             await there.settle()
             worker = _LargeWorker(there.scene.driver, "a")
@@ -280,7 +282,7 @@ def test_a_large_tensor_is_lent_both_ways_and_comes_back(nbytes: int) -> None:
                 await there.settle()
             (tensor,) = wire.tensors(worker.runs[0].inputs)
             assert isinstance(tensor.payload, wire.Loan)
-            arena = there.door.service.models.find("m").arena
+            arena = there.ingress.service.models.find("m").arena
             assert arena.statistics().blocks == 1
             assert there.scene.driver.arena.statistics().allocated == 0, "the front copies no input"
             worker.answer_large(b"\x08")
@@ -304,15 +306,15 @@ def test_a_large_tensor_is_lent_both_ways_and_comes_back(nbytes: int) -> None:
 @pytest.mark.parametrize("how", ["cancel", "front dies", "no room"])
 def test_a_large_tensor_that_is_copied_when_its_request_ends(how: str) -> None:
     async def talk() -> None:
-        async with doors(taking(20 * LARGE)) as there:
-            arena = there.door.service.models.find("m").arena
+        async with connected(taking(20 * LARGE)) as there:
+            arena = there.ingress.service.models.find("m").arena
             if how == "no room":
                 arena.limit_nbytes = LARGE
             pending = there.submit(large_request(20 * LARGE))
             if how == "cancel":
                 pending.cancel()
             elif how == "front dies":
-                there.door.on_front_died()
+                there.ingress.on_front_died()
             for _ in range(4):
                 await there.settle()
             assert arena.statistics().blocks == 0
@@ -323,7 +325,7 @@ def test_a_large_tensor_that_is_copied_when_its_request_ends(how: str) -> None:
 
 def test_responses_of_a_stream_come_one_by_one_until_its_end() -> None:
     async def talk() -> None:
-        async with doors(STREAM_SPEC) as there:
+        async with connected(STREAM_SPEC) as there:
             came: list[InferResponse] = []
             there.submit(request(1, 1.0), came.append)
             await there.settle()
@@ -346,15 +348,15 @@ def test_responses_of_a_stream_come_one_by_one_until_its_end() -> None:
     asyncio.run(talk())
 
 
-def test_a_door_that_is_gone_leaves_nothing() -> None:
+def test_a_dead_ingress_process_leaves_nothing() -> None:
     async def talk() -> None:
-        there = Doors()
+        there = IngressAndFront()
         await there.settle()
         there.submit(request(1, 1.0))
         there.submit(request(4, 1.0))
         await there.settle()
         assert there.scene.driver.unfinished == 2
-        there.at_door.close()
+        there.at_ingress.close()
         await there.settle()
         assert there.lost == ["front"]
         there.requests.close()
@@ -367,9 +369,9 @@ def test_a_door_that_is_gone_leaves_nothing() -> None:
     asyncio.run(talk())
 
 
-def test_another_front_runs_once_more_what_is_small_and_refuses_the_rest() -> None:
+def test_a_new_front_runs_small_requests_again_and_refuses_large_ones() -> None:
     async def talk() -> None:
-        async with doors() as there:
+        async with connected() as there:
             there.submit(request(1, 1.0))
             placed = request(1, 2.0)
             placed.sequence = Sequence(7, True, True)
@@ -382,9 +384,9 @@ def test_another_front_runs_once_more_what_is_small_and_refuses_the_rest() -> No
             there.submit(late)
             there.submit(request(1, 4.0)).cancel()
             there.meet_front(dataclasses.replace(SPEC, version=2))
-            there.door.resume()
+            there.ingress.resume()
             await there.settle()
-            assert [one.spec.version for one in there.door.service.models.of("m")] == [2]
+            assert [one.spec.version for one in there.ingress.service.models.of("m")] == [2]
             assert late.timeout_s is not None
             assert late.timeout_s < 60.0
             there.answers.clear()
@@ -395,7 +397,7 @@ def test_another_front_runs_once_more_what_is_small_and_refuses_the_rest() -> No
             for _ in range(2):
                 await there.front_lost()
                 there.meet_front(SPEC)
-                there.door.resume()
+                there.ingress.resume()
                 await there.settle()
             assert isinstance(there.answers[-1], Unavailable), "it was in two fronts that died"
 
@@ -404,7 +406,7 @@ def test_another_front_runs_once_more_what_is_small_and_refuses_the_rest() -> No
 
 def test_memory_is_shared_with_each_front_anew() -> None:
     async def talk() -> None:
-        async with doors(LARGE_SPEC) as there:
+        async with connected(LARGE_SPEC) as there:
 
             async def large(fill: bytes) -> _LargeWorker:
                 there.let_workers_die()
@@ -421,12 +423,12 @@ def test_memory_is_shared_with_each_front_anew() -> None:
                 return worker
 
             workers = [await large(b"\1")]
-            arena = there.door.service.models.find("m").arena
+            arena = there.ingress.service.models.find("m").arena
             block = arena.allocate(LARGE)  # a body that comes while the front dies
             block.view[:] = b"\2" * LARGE
             await there.front_lost()
             there.meet_front(LARGE_SPEC)
-            there.door.resume()
+            there.ingress.resume()
             await there.settle()
             (first,) = there.responses
             assert bytes(first.outputs[0].data) == b"\1" * LARGE, "it is still being written"
@@ -461,13 +463,13 @@ def test_memory_is_shared_with_each_front_anew() -> None:
     asyncio.run(talk())
 
 
-def test_what_was_said_of_models_is_heard_before_anybody_is_refused() -> None:
+def test_pending_model_updates_are_read_before_a_request_is_refused() -> None:
     async def talk() -> None:
-        async with doors() as there:
+        async with connected() as there:
             other = dataclasses.replace(SPEC, name="n")
             driver = ModelDriver(other, 1 << 20, ModelMetrics("n", "1", dict))
             there.front.models.add(driver)
-            there.at_front.flush()  # it is at the door's socket, and the door has not read it
+            there.at_front.flush()  # the update is in the socket, unread by the ingress process
             asked = request(1, 1.0)
             asked.model_name = "n"
             there.submit(asked)
@@ -487,10 +489,10 @@ def test_what_was_said_of_models_is_heard_before_anybody_is_refused() -> None:
     asyncio.run(talk())
 
 
-def test_a_door_hears_that_the_front_drains_and_ends() -> None:
+def test_an_ingress_process_learns_that_the_front_drains_and_ends() -> None:
     async def talk() -> None:
-        async with doors() as there:
-            health = there.door.service.health
+        async with connected() as there:
+            health = there.ingress.service.health
             assert not health.draining
             there.front.health.drain()
             await there.settle()

@@ -62,10 +62,10 @@ def test_an_instance_of_several_ranks_is_one_row() -> None:
     assert "linear  cpu#0     cpu     READY  12 +2  0         2        40 MiB\n" in text
 
 
-def test_doors_are_shown_where_they_are_processes() -> None:
-    door = {"number": 0, "pid": 13, "state": "UP", "connections": 5, "requests": 70, "cpu_s": 62.5}
-    down = {**door, "number": 1, "pid": None, "state": "DOWN", "connections": 0, "restarts": 2}
-    server = {**SERVER, "doors": [{**door, "restarts": 0}, down]}
+def test_ingress_processes_are_shown() -> None:
+    up = {"number": 0, "pid": 13, "state": "UP", "connections": 5, "requests": 70, "cpu_s": 62.5}
+    down = {**up, "number": 1, "pid": None, "state": "DOWN", "connections": 0, "restarts": 2}
+    server = {**SERVER, "doors": [{**up, "restarts": 0}, down]}
     assert status_text({"server": server, "models": []}).split("\n\n")[1] == (
         "INGRESS  PID  STATE  CONNECTIONS  REQUESTS  CPU        RESTARTS\n"
         "0        13   UP     5            70        1 min 2 s  0\n"

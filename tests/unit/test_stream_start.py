@@ -41,7 +41,7 @@ def test_a_worker_may_go_on_once_the_first_response_has_left() -> None:
 
         def on_response(response: Any) -> None:
             response.close()
-            # As the doors do: what is written in one turn of the loop leaves in the next.
+            # Like a connection: data written in one loop iteration is sent in the next.
             loop.call_soon(loop.call_soon, seen.append, "left")
 
         link.send = on_send  # type: ignore[method-assign]

@@ -15,11 +15,13 @@ def instances(*each: dict[str, Any]) -> list[InstanceSpec]:
 
 
 @pytest.mark.parametrize(
-    ("processors", "doors", "left"),
+    ("processors", "ingress", "left"),
     [(1.5, 1, 1.5), (2.0, 4, 2.0), (8.0, 1, 7.0), (16.0, 4, 14.0), (64.0, 4, 59.0)],
 )
-def test_the_front_has_cores_of_its_own_on_large_machines(processors: float, doors: int, left: float) -> None:
-    assert cores_of_instances(processors, doors) == left
+def test_the_front_has_cores_of_its_own_on_large_machines(
+    processors: float, ingress: int, left: float
+) -> None:
+    assert cores_of_instances(processors, ingress) == left
 
 
 @pytest.mark.parametrize(

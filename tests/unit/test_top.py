@@ -220,14 +220,14 @@ def test_200_models_scroll_with_the_chosen_one() -> None:
     assert names(made)[0] == "m000"
 
 
-def test_gpus_and_doors_have_their_lines() -> None:
+def test_gpus_and_ingress_processes_have_lines() -> None:
     gpu = {"device": "cuda:0", "uuid": "GPU-1", "utilization": 0.83}
     gpu |= {"memory_used_nbytes": 12 * GIGA, "memory_nbytes": 80 * GIGA}
-    doors = [
+    ingress = [
         {"number": 0, "state": "UP", "connections": 12},
         {"number": 1, "state": "STARTING", "connections": 0},
     ]
-    lines = shown(screen_of(model("a"), gpus=[gpu], doors=doors))
+    lines = shown(screen_of(model("a"), gpus=[gpu], doors=ingress))
     assert lines[1].split() == ["cuda:0", "83%", "12G", "of", "80G"]
     assert lines[2] == "connections of each ingress process: 0 12, 1 STARTING 0"
 
