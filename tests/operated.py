@@ -232,7 +232,7 @@ class OperatedServer:
             return 0
 
     def metric(self, name: str, **labels: str) -> float:
-        """Return the sum of a metric's samples with these labels; arenas include those of ingress processes."""
+        """Return the sum of a metric's samples with these labels, arenas of ingress processes included."""
         with self.client() as client:
             text = client.get("/metrics").body.decode()
         wanted = [f'{key}="{value}"' for key, value in labels.items()]

@@ -156,7 +156,7 @@ def _reload_of(victim: Victim, change: Callable[[dict[str, Any]], str]) -> Done:
 
 _STATUS_S: Final = 2.0
 _STATUS_ROUNDS: Final = 3
-_INGRESS: Final = 4
+_N_INGRESS: Final = 4
 _DEATHS: Final = 5
 _OUTAGE_RATIO: Final = 1.2
 _RETRY_S: Final = 0.005
@@ -200,7 +200,7 @@ def front_deaths(victim: Victim) -> Iterator[Judgement]:
     """Kill the front process of a server without and of one with four ingress processes."""
     victim.begin()
     outages = {}
-    for n_ingress in (1, _INGRESS):
+    for n_ingress in (1, _N_INGRESS):
         with (
             tempfile.TemporaryDirectory(prefix="attack-") as folder,
             attacked(Path(folder), PLAIN, n_ingress) as (one, _),
@@ -209,12 +209,12 @@ def front_deaths(victim: Victim) -> Iterator[Judgement]:
             seconds, lost = zip(*(_death(address) for _ in range(_DEATHS)), strict=True)
         outages[n_ingress] = statistics.median(seconds)
         kept = f"{sum(lost)} of {_N_KEPT * _DEATHS} idle connections lost"
-        text = f"front killed, ingress processes {n_ingress}: no answer for {outages[n_ingress]:.2f} s (median of {_DEATHS}), {kept}"
+        outage = f"no answer for {outages[n_ingress]:.2f} s (median of {_DEATHS})"
+        text = f"front killed, ingress processes {n_ingress}: {outage}, {kept}"
         yield Judgement(text, n_ingress == 1 or not any(lost))
-    ratio = outages[_INGRESS] / outages[1]
-    yield Judgement(
-        f"front killed: with {_INGRESS} ingress processes {ratio:.2f} times as long", ratio <= _OUTAGE_RATIO
-    )
+    ratio = outages[_N_INGRESS] / outages[1]
+    text = f"front killed: with {_N_INGRESS} ingress processes {ratio:.2f} times as long"
+    yield Judgement(text, ratio <= _OUTAGE_RATIO)
 
 
 def _death(address: Address) -> tuple[float, int]:

@@ -19,12 +19,13 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from commands import status
 from config_file import tensor, write_config
 from http2_peer import Peer, data, reset
 from http2_wire import GRPC, TIMEOUT_S, Wire
 from models.endings import ASKS, DIES, ECHOED, KEPT, MISFITS, RAISES, SLOW
 from operated import OperatedServer
-from processes import children, command_line, wait_until
+from processes import wait_until
 from sending import entry, frame, message, sized
 
 pytestmark = pytest.mark.thorough
@@ -332,7 +333,7 @@ def test_calls_whose_model_is_unloaded_meanwhile(server: OperatedServer) -> None
 
 
 def test_an_ingress_process_that_dies(server: OperatedServer) -> None:
-    if (door := a_door(server)) is None:
+    if not (before := ingress_pids(server)):
         pytest.skip("there is none: one process has all connections")
     with contextlib.ExitStack() as stack:
         for how in (SLOW, KEPT, ECHOED) * 2:
@@ -340,13 +341,18 @@ def test_an_ingress_process_that_dies(server: OperatedServer) -> None:
             calls.body(calls.begin(), frame(call(how=how)), end=True)
         half = stack.enter_context(Calls(server))
         half.body(half.begin(), frame(call())[:-1], end=False)
-        os.kill(door, signal.SIGKILL)
-    wait_until(lambda: a_door(server) not in (None, door), "another is there", TIMEOUT_S)
+        os.kill(before[0], signal.SIGKILL)
+
+    def is_replaced() -> bool:
+        now = ingress_pids(server)
+        return len(now) == len(before) and before[0] not in now
+
+    wait_until(is_replaced, "another ingress process", TIMEOUT_S)
 
 
-def a_door(server: OperatedServer) -> int | None:
-    found = [one for one in children(server.front) if "door" in command_line(one)]
-    return found[0] if found else None
+def ingress_pids(server: OperatedServer) -> list[int]:
+    rows = status(server.addresses["HTTP"])["server"]["doors"]
+    return [row["pid"] for row in rows if row["state"] == "UP"]
 
 
 # ---- streams of gRPC ------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from operated import OperatedServer, Orders, config, model
-from processes import children, command_line, wait_until
+from processes import wait_until
 from serving import GPUSERVE
 
 from gpuserve.supervisor.control.heartbeat import (
@@ -108,10 +108,11 @@ def test_an_ingress_process_logs_its_stacks(tmp_path: Path) -> None:
     """The front sends the signal to a process that is silent for ten seconds."""
     with OperatedServer(config(tmp_path, entry(tmp_path)), "--ingress-processes", "2") as server:
         server.wait_ready()
-        ingress = [one for one in children(server.front) if "gpuserve.front.ingress" in command_line(one)]
-        for pid in ingress:
-            os.kill(pid, STACKS_SIGNAL)
-        server.wait_log("(most recent call first)", times=len(ingress))
+        rows = json.loads(status(server, "--json").stdout)["server"]["doors"]
+        assert len(rows) == 2
+        for row in rows:
+            os.kill(row["pid"], STACKS_SIGNAL)
+        server.wait_log("(most recent call first)", times=len(rows))
         assert server.infer("m", 1.0).output("y") == [2.0]
         assert server.end() == 0
 
@@ -125,7 +126,7 @@ def test_only_polls_in_time_count() -> None:
 
 
 def silent_s(*looks: CpuTimes | None) -> float:
-    """Return how long the watchdog finds a process silent that has these CPU times, a second apart, and no heartbeat."""
+    """Return the silence of a process with these CPU times, a second apart, and without a heartbeat."""
     silence = LoopWatchdog()
     return [silence.poll(False, 10.0 + n, 1.0, one) for n, one in enumerate((None, *looks))][-1]
 

@@ -1,4 +1,4 @@
-"""A server with ingress processes that is drained: each process informs its clients, and its requests are awaited."""
+"""Drain of a server with ingress processes: each informs its clients, and its requests are awaited."""
 
 from __future__ import annotations
 

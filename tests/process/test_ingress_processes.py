@@ -1,4 +1,4 @@
-"""Ingress processes, which own the connections: one may die, hang or be replaced without effect on the others."""
+"""Ingress processes, which own the connections: one may die or hang without effect on others."""
 
 from __future__ import annotations
 
@@ -195,8 +195,8 @@ def test_unaccepted_connections_of_a_stopped_process_go_to_another_when_it_is_ki
         stopped = ingress_pids(server)[0]
         os.kill(stopped, signal.SIGSTOP)
         asked = [InBackground(server.status, "/v2/health/ready") for _ in range(6)]
-        # Connections one after the other would all but the first go elsewhere, for the first is never closed.
-        wait_until(lambda: sum(ingress_metric(server, "connections")) >= 1, "it has some")
+        # At once: of successive connections the process would get only the first, which is never closed.
+        wait_until(lambda: sum(ingress_metric(server, "connections")) >= 1, "the stopped process has some")
         os.kill(stopped, signal.SIGKILL)
         assert [one.result() for one in asked] == [200] * 6
         assert server.end() == 0
@@ -352,7 +352,7 @@ def kill_under_load(server: OperatedServer, times: int, n_clients: int) -> None:
 
 
 def are_up(server: OperatedServer, victim: int) -> bool:
-    """Return whether all processes are up, none of them a killed one."""
+    """Return whether all processes are up and none of them is ``victim``."""
     rows = rows_of(server)
     return all(row["state"] == "UP" and row["pid"] != victim for row in rows)
 

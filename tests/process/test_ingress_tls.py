@@ -47,7 +47,7 @@ class Scene:
         self.server = OperatedServer(file)
 
     def wait_ready(self) -> None:
-        """Return the server's addresses with their schemes."""
+        """Wait until the server is ready, and strip the schemes from its addresses."""
         self.server.wait_ready()
         for role, where in self.server.addresses.items():
             self.server.addresses[role] = where.rpartition("//")[2]

@@ -1,5 +1,5 @@
-"""The front's HTTP and gRPC handlers behind an ingress process that forwards every request: a client gets the same
-bytes as without the forwarding.
+"""The front's HTTP and gRPC handlers behind an ingress process that forwards every request: a client gets the
+same bytes as without the forwarding.
 """
 
 from __future__ import annotations

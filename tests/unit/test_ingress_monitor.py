@@ -36,7 +36,7 @@ HEAD = AnswerHead(200, ())
 
 
 class Answered:
-    """A handler that answers each client with its user id or address."""
+    """A handler that answers each client with the client's address."""
 
     def __init__(self, exchange: Exchange) -> None:
         body = repr(exchange.endpoints.client).encode()
@@ -54,9 +54,7 @@ def accept(exchange: Exchange) -> BodyReceiver:
 
 
 class Supervisor:
-    """The ingress processes of a supervisor, in a reactor of its own thread; their front is ``monitor`` in the
-    running loop.
-    """
+    """The supervisor of the ingress processes, in a reactor thread; ``monitor`` runs in the test's loop."""
 
     def __init__(self) -> None:
         self.monitor: IngressMonitor

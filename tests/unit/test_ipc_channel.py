@@ -10,7 +10,7 @@ from gpuserve.front.ingress.ipc_channel import IpcChannel
 
 
 async def is_sent_at_once(*, with_another: bool) -> bool:
-    """Return whether a deferred message is sent in the loop iteration that posts it; later it is sent anyway."""
+    """Return whether a deferred message is sent in the loop iteration that posts the message."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.setblocking(False)
     end = IpcChannel(ours, lambda message, fds: None, lambda: None)
