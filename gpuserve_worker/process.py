@@ -27,7 +27,7 @@ from gpuserve_worker.loading import (
     start_wake,
     warm_up,
 )
-from gpuserve_worker.memory.shared_weights import open_port
+from gpuserve_worker.memory.weights_port import open_port
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.sealed_memory import SealedMemory, split
 from gpuserve_worker.protocol.stack_signals import block_forced_signal, show_on_signal

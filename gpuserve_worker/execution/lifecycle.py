@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Final, NoReturn
 
 from gpuserve_worker.inference.running_requests import current_request_ids
-from gpuserve_worker.memory.shared_weights import SealedObject
+from gpuserve_worker.memory.weights_port import SealedObject
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.sealed_memory import DeviceMemory, SealedMemory
 from gpuserve_worker.protocol.wire import (

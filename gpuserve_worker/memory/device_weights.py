@@ -15,7 +15,7 @@ from gpuserve_worker.memory import device_copies
 from gpuserve_worker.memory.device_copies import DeviceSpace
 from gpuserve_worker.memory.device_pickles import DevicePickle, rebuild
 from gpuserve_worker.memory.sealed_pickles import NoSharedMemory, seal_pickles
-from gpuserve_worker.memory.shared_weights import SealedObject, WeightsPort
+from gpuserve_worker.memory.weights_port import SealedObject, WeightsPort
 from gpuserve_worker.protocol.sealed_memory import split
 
 

@@ -5,56 +5,16 @@ supervisor sealed memory with them. Other workers, and later processes of the sa
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
-from gpuserve_worker.protocol.sealed_memory import DeviceMemory, Ranges, SealedMemory, split
+from gpuserve_worker.memory.weights_port import PORTS, WeightsPort, load_once
 
 _Arguments = ParamSpec("_Arguments")
 Loaded = TypeVar("Loaded")
-
-
-class SealedObject(NamedTuple):
-    """An object in sealed memory, and the places of its parts; ``device`` has its tensors, if these are on a
-    device.
-    """
-
-    memory: SealedMemory
-    ranges: Ranges
-    device: DeviceMemory | None = None
-
-    def open(self, *, writable: bool) -> Any:
-        """Return the object over the mapped memory. Raise whatever its parts raise."""
-        data, *buffers = split(self.memory.map_private(), self.ranges)
-        return pickle.loads(data, buffers=[one if writable else one.toreadonly() for one in buffers])
-
-
-class WeightsPort(Protocol):
-    """The way of a worker to its supervisor's weights. ``may_sleep``: the model of the worker may sleep."""
-
-    may_sleep: bool
-
-    def request(self, key: str) -> SealedObject | None:
-        """Return a key's weights, or None if the caller loads them; wait for a loader. Raise ``OSError``."""
-
-    def publish(self, key: str, weights: SealedObject | None) -> None:
-        """Give the supervisor the weights that the caller was to load. None: the load failed."""
-
-    def release(self, key: str) -> None:
-        """Tell the supervisor that this process has unmapped the memory of a device, to sleep."""
-
-
-_PORTS: list[WeightsPort] = []
-
-
-def open_port(port: WeightsPort) -> None:
-    """Share the weights of this process through a port from now on."""
-    _PORTS[:] = [port]
 
 
 class shared_weights:  # noqa: N801 - it reads as a function: with shared_weights("encoder") as weights
@@ -123,7 +83,7 @@ class shared_weights:  # noqa: N801 - it reads as a function: with shared_weight
         self._n_loads += 1
         key = self._key if self._n_loads == 1 else f"{self._key}\n{self._n_loads}"
         call = partial(load, *args, **kwargs)
-        port = _PORTS[0] if _PORTS else None
+        port = PORTS[0] if PORTS else None
         if self._device == "cpu":
             return call() if port is None else self._opened(port, key, call)
         from gpuserve_worker.memory import device_copies, device_weights  # most weights stay on the host
@@ -133,38 +93,13 @@ class shared_weights:  # noqa: N801 - it reads as a function: with shared_weight
             loaded = call() if port is None else self._opened(port, key, call)
             copied: Loaded = device_weights.on_device(loaded, self._device, remember=port is not None)
             return copied
-        host = _load_once(port, key, call) if port.may_sleep else None
+        host = load_once(port, key, call) if port.may_sleep else None
         mapped: Loaded = device_weights.MappedWeights(port, space, self._device, key, host).open(call)
         return mapped
 
     def _opened(self, port: WeightsPort, key: str, load: Callable[[], Loaded]) -> Loaded:
-        opened: Loaded = _load_once(port, key, load).open(writable=self._writable)
+        opened: Loaded = load_once(port, key, load).open(writable=self._writable)
         return opened
-
-
-def _load_once(port: WeightsPort, key: str, load: Callable[[], Any]) -> SealedObject:
-    """Return the weights of a key in memory of the host; load them if this process is the first."""
-    shared = port.request(key)
-    if shared is None:
-        try:
-            shared = seal_object(load())
-        except BaseException:
-            with suppress(OSError):
-                port.publish(key, None)
-            raise
-        port.publish(key, shared)
-    return shared
-
-
-def seal_object(value: Any) -> SealedObject:
-    """Return an object in sealed memory. Raise whatever its parts raise, or ``MemoryError``."""
-    from gpuserve_worker.memory.sealed_pickles import NoSharedMemory, PickledObject, seal_pickles
-
-    try:
-        memory, (ranges,) = seal_pickles([PickledObject(value)])
-    except NoSharedMemory as error:
-        raise MemoryError(str(error)) from None
-    return SealedObject(memory, ranges)
 
 
 def fingerprint(files: Iterable[str | PathLike[str]], version: str = "") -> str:
