@@ -205,15 +205,9 @@ class BoundRuns:
     """Runs of a session on arrays in device memory, whose outputs stay there. Not yet run on a GPU.
 
     All runs with the same shapes share one binding, in which a run replaces only the addresses that changed,
-    and the outputs, which else would be written over. With a ``stream`` the host waits for nothing.
-
-    Args:
-        runtime: Module onnxruntime.
-        session: Session to run.
-        inputs: Datatype of each input by name.
-        outputs: Datatype of each output by name.
-        place: Device as onnxruntime names it, such as ("cuda", 0).
-        stream: Stream of CuPy in which the session computes, or None if onnxruntime has a stream of its own.
+    and the outputs, which else would be written over. ``inputs`` and ``outputs`` are datatypes by name,
+    ``place`` is a device as onnxruntime names it, such as ("cuda", 0). With a ``stream`` of CuPy, in which
+    the session computes, the host waits for nothing.
     """
 
     def __init__(

@@ -49,12 +49,7 @@ def states_in(config: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 
 def without_states(declared: dict[str, Any], states: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what a file declares without the tensors that clients do not send and receive.
-
-    Args:
-        declared: Entries of a config by key, among them ``inputs`` and ``outputs``.
-        states: Arguments of ``SequenceStates``.
-    """
+    """Return a declaration without the tensors of ``SequenceStates``, which clients neither send nor get."""
     own = {name for one in states["tensors"] for name in one[:2]} | set(states["controls"]) if states else ()
     tensors = {key: [one for one in declared[key] if one["name"] not in own] for key in ("inputs", "outputs")}
     return declared | tensors

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle  # nosec B403
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -92,7 +92,7 @@ class SklearnModel:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the trial rows are zeros
             outputs = trial_outputs(estimator, form, served_methods(estimator, methods))
-        return {"inputs": form.tensors(), "outputs": outputs, "max_batch_size": MAX_BATCH_SIZE}
+        return {"inputs": form.tensors, "outputs": outputs, "max_batch_size": MAX_BATCH_SIZE}
 
     def __call__(self, requests: Any) -> Any:
         """Answer all requests by one call of each method. A rejected request fails alone."""
@@ -244,7 +244,7 @@ def parse_output_name(name: str) -> MethodOutput:
 
 def trial_outputs(estimator: Any, form: InputForm, methods: Sequence[str]) -> list[dict[str, Any]]:
     """Return outputs as in a config file, found by calls with two rows; raise ModelFileError if they fail."""
-    argument = form.argument(form.trial())
+    argument = form.argument(form.trial)
     found: dict[str, NDArray[Any]] = {}
     for method in methods:
         try:
@@ -287,68 +287,14 @@ Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 Columns: TypeAlias = bool | Mapping[str, str] | None
 
 
-#: A form of input: its ``tensors`` as a config file has them, the ``argument`` of the estimator's methods,
-#: and two rows to call these with on ``trial``.
-InputForm: TypeAlias = "ArrayInput | TextInput | TableInput"
+class InputForm(NamedTuple):
+    """A form of input: its ``tensors`` as a config file has them, two rows to call the estimator with on
+    ``trial``, and a function that returns the ``argument`` of the estimator's methods.
+    """
 
-
-class ArrayInput:
-    """All features as one tensor, in the order in which the estimator was fitted."""
-
-    def __init__(self, features: int, dtype: str) -> None:
-        self._features = features
-        self._dtype = dtype
-
-    def tensors(self) -> list[dict[str, Any]]:
-        return [{"name": "X", "dtype": self._dtype, "shape": [self._features]}]
-
-    def argument(self, arrays: Arrays) -> Any:
-        return _single_array(arrays)
-
-    def trial(self) -> dict[str, NDArray[Any]]:
-        return {"X": np.zeros((2, max(self._features, 1)), self._dtype)}
-
-
-class TextInput:
-    """One text for each row, for a pipeline that starts by splitting texts into words."""
-
-    def tensors(self) -> list[dict[str, Any]]:
-        return [{"name": "text", "dtype": "bytes", "shape": [1]}]
-
-    def argument(self, arrays: Arrays) -> Any:
-        return [one.decode() for one in _single_array(arrays).ravel()]
-
-    def trial(self) -> dict[str, NDArray[Any]]:
-        return {"text": np.array([[b""], [b""]], dtype=object)}
-
-
-class TableInput:
-    """A tensor for each column, and a data frame for the estimator. ``examples`` are column values."""
-
-    def __init__(self, dtypes: Mapping[str, str], examples: Mapping[str, Any]) -> None:
-        self._dtypes = dict(dtypes)
-        self._examples = examples
-
-    def tensors(self) -> list[dict[str, Any]]:
-        return [{"name": name, "dtype": dtype, "shape": [1]} for name, dtype in self._dtypes.items()]
-
-    def argument(self, arrays: Arrays) -> Any:
-        columns = {name: arrays[name].reshape(-1) for name in self._dtypes}
-        texts = {
-            name: [one.decode() for one in column]
-            for name, column in columns.items()
-            if column.dtype == object
-        }
-        return _import_pandas().DataFrame(columns | texts)
-
-    def trial(self) -> dict[str, NDArray[Any]]:
-        found: dict[str, NDArray[Any]] = {}
-        for name, dtype in self._dtypes.items():
-            if dtype == "bytes":
-                found[name] = np.array([[str(self._examples.get(name, "")).encode()]] * 2, dtype=object)
-            else:
-                found[name] = np.full((2, 1), self._examples.get(name, 0), dtype)
-        return found
+    tensors: list[dict[str, Any]]
+    trial: Arrays
+    argument: Callable[[Arrays], Any]
 
 
 def input_form(estimator: Any, columns: Columns, dtype: str) -> InputForm:
@@ -359,15 +305,19 @@ def input_form(estimator: Any, columns: Columns, dtype: str) -> InputForm:
     names = [str(one) for one in getattr(estimator, "feature_names_in_", ())]
     parts = list(_nested_estimators(estimator))
     if columns is None and _takes_texts(estimator):
-        return TextInput()
+        texts = {"text": np.array([[b""], [b""]], dtype=object)}
+        return InputForm([{"name": "text", "dtype": "bytes", "shape": [1]}], texts, _decoded_texts)
     # An estimator may select columns by name, which an array does not have.
     chosen = (one for part in parts for _, _, one in getattr(part, "transformers_", ()))
     if columns or (columns is None and any(map(_column_names, chosen))):
         return _table_input(names, columns, dtype, parts)
-    return ArrayInput(int(getattr(estimator, "n_features_in_", -1)), dtype)
+    features = int(getattr(estimator, "n_features_in_", -1))
+    zeros = {"X": np.zeros((2, max(features, 1)), dtype)}
+    return InputForm([{"name": "X", "dtype": dtype, "shape": [features]}], zeros, _single_array)
 
 
-def _table_input(names: Sequence[str], columns: Columns, dtype: str, parts: Sequence[Any]) -> TableInput:
+def _table_input(names: Sequence[str], columns: Columns, dtype: str, parts: Sequence[Any]) -> InputForm:
+    """Return a form with a tensor for each column, which the estimator receives as a data frame."""
     given = columns if isinstance(columns, Mapping) else {}
     if not names and not given:
         raise ModelFileError(
@@ -386,8 +336,15 @@ def _table_input(names: Sequence[str], columns: Columns, dtype: str, parts: Sequ
     dtypes = {**guessed, **words, **given}
     for one in dtypes.values():
         _check_dtype(one, bytes_too=True)
-    _import_pandas()
-    return TableInput(dtypes, {name: one[0] for name, one in values.items() if len(one)})
+    examples = {name: one[0] for name, one in values.items() if len(one)}
+    trial: dict[str, NDArray[Any]] = {}
+    for name, one in dtypes.items():
+        if one == "bytes":
+            trial[name] = np.array([[str(examples.get(name, "")).encode()]] * 2, dtype=object)
+        else:
+            trial[name] = np.full((2, 1), examples.get(name, 0), one)
+    tensors = [{"name": name, "dtype": one, "shape": [1]} for name, one in dtypes.items()]
+    return InputForm(tensors, trial, partial(_data_frame, _import_pandas(), list(dtypes)))
 
 
 def _check_dtype(dtype: str, *, bytes_too: bool = False) -> None:
@@ -446,6 +403,18 @@ def _takes_texts(estimator: Any) -> bool:
 def _single_array(arrays: Arrays) -> NDArray[Any]:
     (array,) = arrays.values()
     return array
+
+
+def _decoded_texts(arrays: Arrays) -> list[str]:
+    return [one.decode() for one in _single_array(arrays).ravel()]
+
+
+def _data_frame(pandas: Any, names: Sequence[str], arrays: Arrays) -> Any:
+    flat = {name: arrays[name].reshape(-1) for name in names}
+    texts = {
+        name: [one.decode() for one in column] for name, column in flat.items() if column.dtype == object
+    }
+    return pandas.DataFrame(flat | texts)
 
 
 def _import_pandas() -> Any:

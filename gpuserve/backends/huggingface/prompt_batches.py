@@ -11,7 +11,7 @@ the prompts that wait when it starts.
     submit_prompts(prompts)──► waiting ──► StepRows ──────────────────► on_piece(TextPiece), for each token
                                            or generate of transformers
                                            │  RowStreamer: tokens to rows
-                                           └─ FinishedRows: stops finished rows
+                                           └─ finished_rows: stops them
 """
 
 from __future__ import annotations
@@ -269,18 +269,6 @@ class RowStreamer:
             row.end()
 
 
-class FinishedRows:
-    """A stopping criterion of transformers: the rows that need no more tokens."""
-
-    def __init__(self, rows: Sequence[PromptRow]) -> None:
-        self._rows = rows
-
-    def __call__(self, input_ids: Any, _scores: Any, **_more: Any) -> Any:
-        import torch
-
-        return torch.tensor([row.over for row in self._rows], device=input_ids.device)
-
-
 class PromptBatches:
     """The daemon threads that answer prompts: ``batches`` batches at once, each of up to ``rows`` prompts."""
 
@@ -363,13 +351,17 @@ class PromptBatches:
         config = copy.copy(self._config)
         config.max_new_tokens = max(row.prompt.max_new_tokens for row in rows)
         sampling = RowSampling(rows, device)
+
+        def finished_rows(_input_ids: Any, _scores: Any, **_more: Any) -> Any:
+            return torch.tensor([row.over for row in rows], device=device)
+
         with torch.inference_mode():
             self._model.generate(
                 input_ids=torch.tensor(tokens, device=device),
                 attention_mask=torch.tensor(mask, device=device),
                 generation_config=config,
                 logits_processor=LogitsProcessorList([sampling]),
-                stopping_criteria=StoppingCriteriaList([FinishedRows(rows)]),
+                stopping_criteria=StoppingCriteriaList([finished_rows]),
                 streamer=RowStreamer(rows),
             )
 

@@ -23,12 +23,8 @@ _MAX_ERROR_CHARACTERS: Final = 200
 
 
 class JsonGrammars:
-    """The grammars of the schemas of requests.
-
-    Args:
-        tokenizer: Fast tokenizer of transformers.
-        vocabulary: Number of scores of a token.
-        end_tokens: Tokens that may follow the whole JSON.
+    """The grammars of the schemas of requests, for a fast tokenizer of transformers. ``vocabulary`` is the
+    number of scores of a token, and ``end_tokens`` may follow the whole JSON.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, end_tokens: Collection[int]) -> None:
