@@ -201,7 +201,7 @@ class Scene:
         self.responses += 1
         response.close()
 
-    def take_back(self, number: int) -> None:
+    def cancel(self, number: int) -> None:
         """Cancel like the protocol handlers: before the answer, after the answer, or more than once."""
         if self.pending:
             one = self.pending[number % len(self.pending)]

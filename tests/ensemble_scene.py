@@ -186,7 +186,7 @@ class Scene:
         block.view[:] = array.tobytes()
         return block
 
-    def take_back(self, number: int) -> None:
+    def cancel(self, number: int) -> None:
         if self.asked:
             pending, *_ = self.asked.pop(number % len(self.asked))
             done = pending.answer.done()

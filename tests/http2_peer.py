@@ -192,7 +192,7 @@ class Peer:
 
     @property
     def error(self) -> int:
-        """Why the connection was given up."""
+        """The error code with which the connection was aborted."""
         return self.goaways[-1][1]
 
     # ---- what the server sends ------------------------------------------------------------

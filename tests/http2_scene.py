@@ -163,5 +163,5 @@ class Talk:
 
     @property
     def is_over(self) -> bool:
-        """Whether the connection was given up."""
+        """Whether the connection was aborted."""
         return bool(self.way.said)

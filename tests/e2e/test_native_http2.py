@@ -212,7 +212,7 @@ def test_large_answers_that_nobody_reads(server: OperatedServer) -> None:
                 other.send(ask(other, stream_id))
                 assert_answered(other, stream_id)
         assert rss_nbytes(server.front) - before < 160 * MIB  # with what it looked at of the shared memory
-    wait_until(lambda: server.metric("gpuserve_arena_blocks") == 0, "the answers are given up", TIMEOUT_S)
+    wait_until(lambda: server.metric("gpuserve_arena_blocks") == 0, "the answers are released", TIMEOUT_S)
 
 
 @pytest.mark.parametrize("leave", ["close", "reset", "half"])

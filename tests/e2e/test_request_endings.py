@@ -257,7 +257,7 @@ def test_calls_that_are_cut(server: OperatedServer, how: str, headers: tuple[Any
 
 @pytest.mark.parametrize("how", ["reset", "leave"])
 def test_calls_that_nobody_waits_for(server: OperatedServer, how: str) -> None:
-    """They come whole, and are given up at once, or while they wait, or while they run."""
+    """Whole requests that are cancelled at once, while they wait, or while they run."""
     for name, (body, headers) in framed().items():
         with Calls(server) as calls:
             for is_late in (False, True):

@@ -203,13 +203,13 @@ def test_a_front_starved_of_cpu_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_several_heartbeats_between_polls_count_once() -> None:
-    pulse = Heartbeat()
-    assert not pulse.has_beaten()
-    pulse.beat()
-    pulse.beat()
-    assert pulse.has_beaten()
-    assert not pulse.has_beaten()
-    pulse.close()
+    heartbeat = Heartbeat()
+    assert not heartbeat.has_beaten()
+    heartbeat.beat()
+    heartbeat.beat()
+    assert heartbeat.has_beaten()
+    assert not heartbeat.has_beaten()
+    heartbeat.close()
 
 
 def test_a_loop_sends_ten_heartbeats_within_the_hang_timeout() -> None:

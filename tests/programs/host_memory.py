@@ -36,7 +36,7 @@ def mapped(nbytes: int = NBYTES) -> tuple[mmap.mmap, memoryview]:
 
 
 def unmapped(one: mmap.mmap, view: memoryview) -> bool:
-    """Whether nobody keeps a mapping from being given up now."""
+    """Return whether a mapping can be released now."""
     view.release()
     try:
         one.close()

@@ -23,13 +23,13 @@ from gpuserve.model.spec import BatchingSpec, ModelSpec, SequenceBatching
 STEPS = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 2), st.just(1)),
     st.tuples(st.just("hurried"), st.integers(1, 4), st.just(1)),
-    st.tuples(st.just("take back"), st.integers(0, 20)),
+    st.tuples(st.just("cancel"), st.integers(0, 20)),
     st.tuples(st.just("answer"), st.integers(0, 1), st.sampled_from([[True], [True, False], []])),
     st.tuples(st.just("die"), st.integers(0, 1)),
 )
 STREAM_STEPS = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 1), st.integers(0, 3)),
-    st.tuples(st.just("take back"), st.integers(0, 20)),
+    st.tuples(st.just("cancel"), st.integers(0, 20)),
     st.tuples(
         st.just("give"),
         st.integers(0, 1),
@@ -47,8 +47,8 @@ async def act(scene: Scene, step: tuple[Any, ...]) -> None:
             scene.submit(rows, value, None)
         case ("hurried", rows, value):
             scene.submit(rows, value, 1e-5)
-        case ("take back", number):
-            scene.take_back(number)
+        case ("cancel", number):
+            scene.cancel(number)
         case ("answer", number, well):
             if (worker := scene.busy(number)) is not None:
                 worker.answer(well)
@@ -83,7 +83,7 @@ async def play(
 
 
 def error_of(scene: Scene, pending: PendingRequest) -> object:
-    """What one request that was not given up failed with; None where it was answered."""
+    """Return the error of a request that was not cancelled, or None if it was answered."""
     if not scene.direct:
         return pending.answer.exception()
     (answer,) = scene.answers[pending]
@@ -163,7 +163,7 @@ def test_the_responses_of_streams_are_counted_by_their_index() -> None:
                 worker.give([good])
                 await scene.settle()
             if leaves:
-                scene.take_back(-1)
+                scene.cancel(-1)
             worker.end()
             await scene.settle()
         scene.pending[2].answer.exception()
@@ -221,7 +221,7 @@ def test_a_request_that_is_answered_and_taken_back_is_counted_once(in_order: boo
         second.answer([True])
         await scene.settle()
         for number in (1, 0, 1):
-            scene.take_back(number)
+            scene.cancel(number)
         await scene.settle()
         scene.close()
         return scene
@@ -243,7 +243,7 @@ def test_the_rest_of_a_sequence_goes_with_one_that_is_taken_back() -> None:
             asked.sequence = Sequence(7, number == 0, False)
             scene.pending.append(scene.driver.submit(asked))
         await scene.settle()
-        scene.take_back(1)
+        scene.cancel(1)
         await scene.settle()
         scene.workers[0].answer([True])
         await scene.settle()

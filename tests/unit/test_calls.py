@@ -122,7 +122,7 @@ def test_a_call_that_is_forgotten_is_called_off_and_its_late_answer_refused(
 def test_nothing_that_was_lent_is_lost_between_an_answer_and_a_forgetting(
     calls: OutgoingCalls, line: Line
 ) -> None:
-    """The thread that receives and the one that gives up: either gives the lease back, and only one."""
+    """Of the receiving and the cancelling thread exactly one closes the lease."""
     for lease in range(1, 500):
         call, start = ask(calls), threading.Barrier(2)
         refused: list[int] = []

@@ -24,7 +24,7 @@ STEPS = st.one_of(
     st.tuples(st.just("answer"), st.integers(0, 3), st.sampled_from([True, True, True, False])),
     st.tuples(st.just("answer"), st.integers(0, 3), st.just(True)),
     st.tuples(st.just("die"), st.integers(0, 3)),
-    st.tuples(st.just("take back"), st.integers(0, 20)),
+    st.tuples(st.just("cancel"), st.integers(0, 20)),
     st.tuples(st.just("look")),
 )
 
@@ -42,8 +42,8 @@ async def act(scene: Scene, one: tuple[Any, ...]) -> None:
             scene.workers[name].die()
             await scene.settle()
             scene.workers[name] = scene.new_worker(scene.drivers[name])
-        case ("take back", number):
-            scene.take_back(number)
+        case ("cancel", number):
+            scene.cancel(number)
 
 
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -181,8 +181,8 @@ def test_a_front_that_does_not_read_holds_nobody_up(
 
 def test_a_gpu_that_is_lost_and_comes_back(reactor: Later, event_log: EventLog) -> None:
     settings, lines = LiveSettings(ServerSettings()), LogLines(reactor)
-    keeper = FrontMonitor(reactor, Listeners(), settings, event_log, lines, no_front)
-    core = ServerCore(ServerLifecycle(event_log), settings, reactor, Listeners(), keeper, event_log, lines)
+    monitor = FrontMonitor(reactor, Listeners(), settings, event_log, lines, no_front)
+    core = ServerCore(ServerLifecycle(event_log), settings, reactor, Listeners(), monitor, event_log, lines)
     fences = GpuFences(core, {}, lambda: ())
     lost = ("GPU-1", "cuda:0", "it fell off the bus"), ("GPU-2", "cuda:1", "it is too hot")
     fences.gpus_lost(lost)

@@ -69,7 +69,7 @@ STEPS = st.lists(
 
 
 class Scene:
-    """Requests asked for, answered, given up and paid for in any order. The peer judges every frame."""
+    """Requests sent, answered, cancelled and acknowledged in any order. The peer judges every frame."""
 
     def __init__(self, limit_nbytes: int) -> None:
         self.talk = Talk(peer=Peer(), way=RecordingWay(limit_nbytes))

@@ -103,7 +103,7 @@ def test_nobody_is_told_who_went_before_and_the_instance_is_ended_all_the_same()
         await filled(scene)
         first, _ = await overdue(scene)
         for number in range(len(scene.pending)):
-            scene.take_back(number)
+            scene.cancel(number)
         assert scene.driver.overdue.terminate(first, 1.0)
         await scene.settle()
         assert all(one.answer.cancelled() for one in scene.pending)

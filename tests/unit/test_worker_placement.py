@@ -1,4 +1,4 @@
-"""How a worker goes beside its GPU, in processes of their own: it cannot be taken back."""
+"""Placement of a worker on the CPUs beside its GPU, in child processes: a placement cannot be undone."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _while_captured(runtime: Any, event: int, is_relaxed: bool, seen: Answer) ->
 
 
 def lock() -> Answer:
-    """How long other threads stand still while CUDA opens and closes a handle, by cupy and by ctypes."""
+    """How long other threads are blocked while CUDA opens and closes a handle, by cupy and by ctypes."""
     runtime = runtime_of_device()
     found: Answer = {}
     command = [sys.executable, "-c", EXPORTER, *[str(256 * MIB)] * 4]
@@ -94,7 +94,7 @@ def _openedbeside(
 
 
 def waits() -> Answer:
-    """How long another thread stands still while a call takes its time, by cupy, in ms."""
+    """How long another thread is blocked while a call takes its time, by cupy, in ms."""
     runtime, cupy = runtime_of_device(), importlib.import_module("cupy")
     nbytes = 256 * MIB
     mapped = mmap.mmap(memfd(nbytes), nbytes)

@@ -1,4 +1,4 @@
-"""Many threads that wait for messages on one link: whoever receives does so for all."""
+"""Threads that wait for messages on one link: the thread that receives does so for all."""
 
 from __future__ import annotations
 

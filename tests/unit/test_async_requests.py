@@ -1,4 +1,4 @@
-"""Requests that a coroutine serves: what it reads, what ends it, and what becomes of its response."""
+"""Requests that a coroutine serves: their bodies, cancellation, and responses."""
 
 from __future__ import annotations
 

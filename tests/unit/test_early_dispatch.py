@@ -1,4 +1,4 @@
-"""An instance that takes its next batch just before the last one ends: when, which, what becomes of it."""
+"""An instance that gets its next batch just before the current one ends: timing, choice and outcome."""
 
 from __future__ import annotations
 

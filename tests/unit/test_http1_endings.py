@@ -1,4 +1,4 @@
-"""How HTTP/1 connections end: by the client, by the server, by time."""
+"""Ends of HTTP/1 connections: by the client, by the server, by a timeout."""
 
 from __future__ import annotations
 

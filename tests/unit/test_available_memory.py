@@ -1,4 +1,4 @@
-"""What the machine and the control group say of free memory, on trees of files made for it."""
+"""Free memory of the machine and of the control group, from trees of files made for the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The meter of turns, by a clock that is an argument, and on a loop of its own."""
+"""The meter of event-loop iterations, with an injected clock and on a loop of its own."""
 
 from __future__ import annotations
 

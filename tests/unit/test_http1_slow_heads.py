@@ -1,4 +1,4 @@
-"""Heads that come in very small parts: read as if they came whole, and at a cost that their size bounds."""
+"""Request heads that arrive in very small parts: parsed like whole ones, at a cost bounded by their size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a callable is told of sequences that are not gone on with."""
+"""Notice to a callable of sequences that are not continued."""
 
 from __future__ import annotations
 

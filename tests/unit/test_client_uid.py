@@ -1,4 +1,4 @@
-"""Which user of this machine a client is."""
+"""The user id of a local client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a model without a live instance refuses requests, and when it lets them wait."""
+"""Requests to a model without a live instance: when they wait, and when they are refused."""
 
 from __future__ import annotations
 

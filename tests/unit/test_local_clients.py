@@ -1,4 +1,4 @@
-"""Who counts as a client on this machine."""
+"""Clients that count as local to this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several messages in one datagram: read one by one at either end, and answered each by itself."""
+"""Several messages joined in one datagram: each is read and answered by itself."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_each_answer_of_a_datagram_is_that_of_its_request() -> None:
             there.submit(1, n, None)
         await there.settle()
         a, b, c, d = worker.runs
-        there.take_back(2)
+        there.cancel(2)
         failed = wire.Failed(b.batch_id, FAILURE, True)
         worker.send_raw(datagram_of(done(a), failed, done(c), wire.Released((a.batch_id,)), done(d)))
         await there.settle()

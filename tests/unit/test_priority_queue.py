@@ -1,5 +1,5 @@
 """Priorities and queue policies, rule by rule, with figures; Q-1 … Q-8 are the rules of Triton's queues in
-the order of the requirements. What holds for every sequence of events is in ``test_levels_properties.py``.
+the order of the requirements. ``test_priority_queue_properties.py`` covers random sequences of events.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loads that hang: what is asked for after them takes them back, and the model goes on as it was."""
+"""Loads that hang: a later request for the model cancels them, and the model stays as it was."""
 
 from __future__ import annotations
 

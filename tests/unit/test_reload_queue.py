@@ -1,4 +1,4 @@
-"""What waits when a model is loaded anew: the instances that it waits for may never answer."""
+"""Queued requests of a model that is reloaded, while instances of the retired generation may hang."""
 
 from __future__ import annotations
 

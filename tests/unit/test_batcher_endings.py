@@ -1,4 +1,4 @@
-"""How requests leave a model's scheduler before their batch is done: cancelled, late, with their worker."""
+"""Requests that leave the scheduler before their batch is done: cancelled, expired, or with a dead worker."""
 
 from __future__ import annotations
 

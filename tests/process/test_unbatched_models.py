@@ -1,4 +1,4 @@
-"""Models without batching: several requests travel together, and each has its own answer, life and death."""
+"""Models without batching: several requests travel together; each has its own answer and failure."""
 
 from __future__ import annotations
 

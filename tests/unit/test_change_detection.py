@@ -1,4 +1,4 @@
-"""Bursts of refusals and slow batches, by what is counted of models."""
+"""Detection of bursts of refusals and of slow batches from the metrics of models."""
 
 from __future__ import annotations
 

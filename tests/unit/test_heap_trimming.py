@@ -1,4 +1,4 @@
-"""What malloc keeps is given back when it is much, and when there is time for it."""
+"""Memory that malloc retains is returned to the system if it is much and the process is idle."""
 
 from __future__ import annotations
 

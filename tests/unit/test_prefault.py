@@ -1,4 +1,4 @@
-"""Pages that are there before anybody writes to them."""
+"""Pages that are prefaulted before the first write."""
 
 from __future__ import annotations
 
