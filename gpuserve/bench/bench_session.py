@@ -84,7 +84,7 @@ _READ_NBYTES: Final = 1 << 18
 
 
 class BenchObserver:
-    """A receiver of the progress of a run, which does nothing by itself."""
+    """A receiver of the progress of a run, without any effect."""
 
     def level_started(self, level: LoadLevel, position: int, levels: int) -> None:
         """Handle the start of a level's warm-up."""

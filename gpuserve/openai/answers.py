@@ -159,7 +159,7 @@ class AnswerChoice:
         )
 
     def end(self) -> Delta:
-        """Return the last delta after the callable has ended by itself."""
+        """Return the last delta, after the last value of the callable."""
         self.over = True
         return self._delta(self._stop.rest(), TOOL_CALLS if self._calls_tool else STOP)
 

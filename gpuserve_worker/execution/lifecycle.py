@@ -24,7 +24,7 @@ from typing import Final, NoReturn
 from gpuserve_worker.inference.running_requests import current_request_ids
 from gpuserve_worker.memory.weights_port import SealedObject
 from gpuserve_worker.protocol.link import Link
-from gpuserve_worker.protocol.sealed_memory import DeviceMemory, SealedMemory
+from gpuserve_worker.protocol.sealed_memory import ExportedMemory, SealedMemory
 from gpuserve_worker.protocol.wire import (
     Ending,
     Imported,
@@ -207,7 +207,7 @@ class SupervisorReceiver:
 
 
 def _sealed_object(message: Weights, fds: Sequence[int]) -> SealedObject:
-    device = DeviceMemory(fds[1], message.device_nbytes, message.device) if message.device else None
+    device = ExportedMemory(fds[1], message.device_nbytes, message.device) if message.device else None
     return SealedObject(SealedMemory(fds[0]), message.ranges, device)
 
 

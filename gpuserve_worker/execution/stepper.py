@@ -135,7 +135,7 @@ class Stepper(Generic[Entry, Failure]):
 
     @property
     def has_changes(self) -> bool:
-        """Whether ``admit_waiting`` has something to do."""
+        """Return whether requests wait or were cancelled since the last ``admit_waiting``."""
         return bool(self.waiting or self._any_cancelled)
 
     @property

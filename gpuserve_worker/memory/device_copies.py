@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
-from gpuserve_worker.protocol.sealed_memory import DeviceMemory
+from gpuserve_worker.protocol.sealed_memory import ExportedMemory
 
 
 class Source(NamedTuple):
@@ -25,10 +25,10 @@ class DeviceSpace(Protocol):
 
     uuid: str
 
-    def lay(self, sources: tuple[Source, ...], nbytes: int, address: int = 0) -> tuple[int, DeviceMemory]:
+    def lay(self, sources: tuple[Source, ...], nbytes: int, address: int = 0) -> tuple[int, ExportedMemory]:
         """Copy ``sources`` into new memory; return its address, ``address`` unless that is 0."""
 
-    def map(self, memory: DeviceMemory, address: int = 0) -> int:
+    def map(self, memory: ExportedMemory, address: int = 0) -> int:
         """Map memory at an address, a new one for 0; return the address."""
 
     def unmap(self, address: int, nbytes: int) -> None:
@@ -62,7 +62,7 @@ class _Sleeper(Protocol):
 
     @property
     def is_used(self) -> bool:
-        """Whether there is a tensor over the memory."""
+        """Return whether a tensor uses the memory."""
 
     def drop(self) -> None:
         """Give the memory back."""
@@ -91,7 +91,7 @@ def drop() -> None:
 
 
 def drop_unused() -> None:
-    """Give back shared memory over which the callable, which sleeps by itself, has no tensor any more."""
+    """Give back shared memory without tensors, for a callable with a ``sleep`` of its own."""
     unused = [one for one in _SLEEPERS if not one.is_used]
     for one in unused:
         _SLEEPERS.remove(one)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
-from gpuserve_worker.protocol.sealed_memory import DeviceMemory, Ranges, SealedMemory, split
+from gpuserve_worker.protocol.sealed_memory import ExportedMemory, Ranges, SealedMemory, split
 
 
 class SealedObject(NamedTuple):
@@ -17,7 +17,7 @@ class SealedObject(NamedTuple):
 
     memory: SealedMemory
     ranges: Ranges
-    device: DeviceMemory | None = None
+    device: ExportedMemory | None = None
 
     def open(self, *, writable: bool) -> Any:
         """Return the object over the mapped memory. Raise whatever its parts raise."""

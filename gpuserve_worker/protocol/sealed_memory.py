@@ -50,7 +50,7 @@ class SealedMemory:
             os.close(fd)
 
 
-class DeviceMemory:
+class ExportedMemory:
     """A descriptor of device memory that CUDA exported. The memory exists while a descriptor or a mapping of
     it does. ``uuid`` is that of the device. The object owns ``fd``.
     """

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from gpuserve.core.states import StepTable
 from gpuserve.devices.names import CPU
 from gpuserve_worker.protocol import wire
-from gpuserve_worker.protocol.sealed_memory import DeviceMemory, Ranges, SealedMemory
+from gpuserve_worker.protocol.sealed_memory import ExportedMemory, Ranges, SealedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class _Weights:
     waiting: list[WeightsUser] = field(default_factory=list)
     memory: SealedMemory | None = None
     ranges: Ranges = ()
-    device: DeviceMemory | None = None
+    device: ExportedMemory | None = None
     #: The UUID of the device that has or had the memory, or "cpu".
     place: str = CPU
     awake: set[WeightsUser] = field(default_factory=set)
@@ -179,7 +179,7 @@ class SharedWeights:
         key: str,
         memory: SealedMemory,
         ranges: Ranges,
-        device: DeviceMemory | None = None,
+        device: ExportedMemory | None = None,
     ) -> None:
         """Store the weights an instance loaded and send them to those waiting; WireError if not asked."""
         found = self._loaded_by(user, key)

@@ -42,7 +42,7 @@ from gpuserve.supervisor.workers.worker_watchdogs import Hang, LoadWatchdog, Slo
 from gpuserve_worker.execution.lifecycle import EXIT_DEVICE
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.datagram import close_all
-from gpuserve_worker.protocol.sealed_memory import DeviceMemory, SealedMemory
+from gpuserve_worker.protocol.sealed_memory import ExportedMemory, SealedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class WorkerMonitor:
 
     @property
     def can_sleep(self) -> bool:
-        """Whether the callable can sleep now, in all ranks."""
+        """Return whether the callable can sleep now, in all ranks."""
         is_ready = self.lifecycle.state is InstanceState.READY
         return is_ready and all(one.ready is not None and one.ready.can_sleep for one in self.ranks)
 
@@ -373,7 +373,7 @@ class WorkerMonitor:
         """
         match message:
             case wire.Weights(str(key), tuple(ranges), str(uuid), int(nbytes)) if len(fds) == 1 + bool(uuid):
-                device = DeviceMemory(fds.pop(), nbytes, uuid) if uuid else None
+                device = ExportedMemory(fds.pop(), nbytes, uuid) if uuid else None
             case _:
                 raise wire.WireError(f"Weights with {len(fds)} descriptors")
         try:

@@ -27,7 +27,7 @@ from gpuserve_worker.cuda.device.runtime import (
     load_runtime,
 )
 from gpuserve_worker.memory.device_copies import Source
-from gpuserve_worker.protocol.sealed_memory import DeviceMemory
+from gpuserve_worker.protocol.sealed_memory import ExportedMemory
 
 #: ``CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`` and
 #: ``CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED``, with what they stand for.
@@ -99,7 +99,7 @@ class SharedDeviceMemory:
         self.unmap(address, memory.nbytes)
         self.free(address, memory.nbytes)
 
-    def lay(self, sources: Iterable[Source], nbytes: int, address: int = 0) -> tuple[int, DeviceMemory]:
+    def lay(self, sources: Iterable[Source], nbytes: int, address: int = 0) -> tuple[int, ExportedMemory]:
         """Copy ``sources`` into new memory of at least ``nbytes``. Return its address and its descriptor."""
         size = -(-nbytes // self._granularity) * self._granularity
         with self._on_device():
@@ -119,7 +119,7 @@ class SharedDeviceMemory:
                 raise
         return address, memory
 
-    def map(self, memory: DeviceMemory, address: int = 0) -> int:
+    def map(self, memory: ExportedMemory, address: int = 0) -> int:
         """Map the memory of a descriptor at ``address``, or at new addresses if ``address`` is 0. Return the
         address.
         """
@@ -175,7 +175,7 @@ class SharedDeviceMemory:
         finally:
             self._call("cuMemRelease", handle)
 
-    def _exported(self, handle: ctypes.c_uint64, nbytes: int) -> DeviceMemory:
+    def _exported(self, handle: ctypes.c_uint64, nbytes: int) -> ExportedMemory:
         fd = ctypes.c_int(-1)
         self._call(
             "cuMemExportToShareableHandle",
@@ -184,7 +184,7 @@ class SharedDeviceMemory:
             ctypes.c_int(_DESCRIPTOR),
             ctypes.c_ulonglong(0),
         )
-        return DeviceMemory(fd.value, nbytes, self.uuid)
+        return ExportedMemory(fd.value, nbytes, self.uuid)
 
     def _mapped(self, handle: ctypes.c_uint64, nbytes: int, address: int, access: int) -> int:
         """Map the memory of a handle at ``address``, or at new addresses if that is 0."""

@@ -113,7 +113,7 @@ def get_model_config(
 async def asyncio_get_model_state(
     client: Any, model_name: str, model_version: str | None = None
 ) -> ModelState:
-    """As ``get_model_state``."""
+    """Return the state of a model like ``get_model_state``."""
     return state_in(parse_index(await client.get_model_repository_index()), model_name, model_version)
 
 
