@@ -77,22 +77,16 @@ class WholeTextGeneration(TextGeneration):
 
     async def __call__(self, requests: Sequence[Any]) -> list[Any]:  # type: ignore[override]
         batch = PromptRequests(self._writer, requests)
-        pieces: dict[tuple[int, int], list[TextPiece]] = {}
-        failed: dict[int, Exception] = {}
+        pieces: list[RowPiece] = []
         try:
             while batch.is_open:
-                for one in await batch.next_pieces():
-                    if isinstance(one.piece, Exception):
-                        failed[one.request] = one.piece
-                    else:
-                        pieces.setdefault((one.request, one.row), []).append(one.piece)
+                pieces += await batch.next_pieces()
         finally:
             batch.cancel()
+        answers = batch.responses(pieces)
         return [
-            failed.get(at)
-            or batch.refused[at]
-            or _response([_joined(pieces.get((at, row), [])) for row in range(count)])
-            for at, count in enumerate(batch.counts)
+            refused or answer or _response([_joined(())] * count)
+            for refused, answer, count in zip(batch.refused, answers, batch.counts, strict=True)
         ]
 
 

@@ -16,20 +16,15 @@ from typing import Any, Final
 from gpuserve.backends.model_files import ModelFileError, import_library, load_once, threads_per_instance
 from gpuserve.backends.registry import HUB
 
-#: Suffixes of class names in ``architectures`` and their tasks. The first match counts.
-_TASK_BY_SUFFIX: Final = (
-    ("ForImageClassification", "image-classification"),
-    ("ForImageClassificationWithTeacher", "image-classification"),
-    ("ForTokenClassification", "token-classification"),
-    ("ForSequenceClassification", "text-classification"),
-    ("ForCausalLM", "text-generation"),
-    ("LMHeadModel", "text-generation"),
-    ("ForCTC", "automatic-speech-recognition"),
-    ("ForSpeechSeq2Seq", "automatic-speech-recognition"),
-    ("WhisperForConditionalGeneration", "automatic-speech-recognition"),
-    ("Model", "feature-extraction"),
-)
-TASKS: Final = tuple(dict.fromkeys(task for _, task in _TASK_BY_SUFFIX))
+#: The tasks, and the suffixes of class names in ``architectures``. The first match counts.
+TASKS: Final = {
+    "image-classification": ("ForImageClassification", "ForImageClassificationWithTeacher"),
+    "token-classification": ("ForTokenClassification",),
+    "text-classification": ("ForSequenceClassification",),
+    "text-generation": ("ForCausalLM", "LMHeadModel"),
+    "automatic-speech-recognition": ("ForCTC", "ForSpeechSeq2Seq", "WhisperForConditionalGeneration"),
+    "feature-extraction": ("Model",),
+}
 #: Keys of configs of models that do not take texts.
 _NOT_TEXT_KEYS: Final = frozenset({"image_size", "feat_extract_norm", "num_mel_bins", "conv_stride"})
 _TEXT_TASKS: Final = frozenset({"text-classification", "token-classification", "feature-extraction"})
@@ -76,7 +71,7 @@ def task_of(config: Mapping[str, Any], given: str | None, name: str) -> str:
         return given
     architectures = [str(one) for one in config.get("architectures") or ()]
     for architecture in architectures:
-        task = next((task for suffix, task in _TASK_BY_SUFFIX if architecture.endswith(suffix)), None)
+        task = next((task for task, suffixes in TASKS.items() if architecture.endswith(suffixes)), None)
         if task is not None and not (task in _TEXT_TASKS and _NOT_TEXT_KEYS & config.keys()):
             return task
     named = f"is a {architectures[0]}" if architectures else "does not name its architecture"

@@ -118,26 +118,19 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, Any] | Non
             f"Failed to load model: {model_name!r} was given files ({', '.join(map(repr, files))}), which "
             "this server does not take: put them into the model's folder, and load it without"
         )
-    try:
-        worker_context().load_model(model_name, config=config)
-    except ModelCallError as error:
-        raise TritonModelException(f"Failed to load model: {error}") from None
+    _call(worker_context().load_model, model_name, config=config, failure="Failed to load model: ")
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Unload a model of the server and, with ``unload_dependents``, the models of its steps."""
-    try:
-        worker_context().unload_model(model_name, unload_dependents=unload_dependents)
-    except ModelCallError as error:
-        raise TritonModelException(f"Failed to unload model: {error}") from None
+    unload, failure = worker_context().unload_model, "Failed to unload model: "
+    _call(unload, model_name, unload_dependents=unload_dependents, failure=failure)
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Return whether a model accepts requests."""
-    try:
-        return worker_context().is_model_ready(model_name, version=model_version)
-    except ModelCallError as error:
-        raise TritonModelException(f"Failed to check model readiness: {error}") from None
+    is_ready, failure = worker_context().is_model_ready, "Failed to check model readiness: "
+    return _call(is_ready, model_name, version=model_version, failure=failure)
 
 
 class MetricFamily:
@@ -180,8 +173,9 @@ class Metric:
         return _call(self._series.value)
 
 
-def _call(function: Callable[..., T], *arguments: Any) -> T:
+def _call(function: Callable[..., T], *arguments: Any, failure: str = "", **options: Any) -> T:
+    """Return what a function of the server returns. Raise its error as ``TritonModelException``."""
     try:
-        return function(*arguments)
-    except MetricError as error:
-        raise TritonModelException(str(error)) from None
+        return function(*arguments, **options)
+    except (MetricError, ModelCallError) as error:
+        raise TritonModelException(f"{failure}{error}") from None
