@@ -291,8 +291,7 @@ def same(requests: Any) -> Any:
 # ---- ends -----------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
-def test_the_end_of_a_server_in_a_program_leaves_no_thread_behind() -> None:
+def test_a_server_in_a_program_ends_with_its_last_events_and_without_threads() -> None:
     def tasks() -> int:
         return len(os.listdir("/proc/self/task"))
 
@@ -304,7 +303,7 @@ def test_the_end_of_a_server_in_a_program_leaves_no_thread_behind() -> None:
             assert tasks() > before
             ask(server, "m", 1.0)
             server.stop()
-            assert until(stream, kind="server_state", state="STOPPED")
+            assert until(stream, kind="server_state", state="STOPPED")  # all were unread at the end
             assert list(stream) == []
             assert stream.is_over
     wait_until(lambda: tasks() < before, "no thread is left")

@@ -25,6 +25,8 @@ _KINDS: Final = {one.value: one for one in EventKind}
 _HELLO_TIMEOUT_S: Final = 10.0
 #: Events queued here for a slow program; the server queues as many. Further events are lost.
 _MAX_QUEUED: Final = 1000
+#: Twelve days; ZeroMQ adds up to as much again, which must fit a signed 32-bit number.
+_NO_RECONNECT_MS: Final = 1 << 30
 
 
 def events(
@@ -87,7 +89,8 @@ class EventStream:
         self._socket = self._context.socket(zmq.SUB)
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.RCVHWM, _MAX_QUEUED)
-        self._socket.set(zmq.RECONNECT_IVL, -1)  # another server may take over the address
+        # No reconnection: another server may take over the address. With -1 ZeroMQ would drop unread events.
+        self._socket.set(zmq.RECONNECT_IVL, _NO_RECONNECT_MS)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         try:
             self._subscribe(address, [topic(one, model or "") for one in kinds])
