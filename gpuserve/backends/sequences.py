@@ -141,7 +141,10 @@ class SequenceStates:
             sequences = [one and RequestSequence(*one) for one in given]
         else:
             sequences = [getattr(one, "sequence", None) for one in requests]
-        before = [self._before(one) for one in sequences]
+        before = [
+            self._initial if one is None or one.start else self._states.get(one.id, self._initial)
+            for one in sequences
+        ]
         groups = grouped(tuple([tuple(state.shape) for state in one.values()]) for one in before)
         found = [(group, self._run_group(batch, before, group, run)) for group in groups]
         for group, outputs in found:
@@ -159,11 +162,6 @@ class SequenceStates:
             for row, position in enumerate(group):
                 each[position] = {name: one[row : row + 1] for name, one in outputs.items()}
         return each
-
-    def _before(self, sequence: RequestSequence | None) -> _States:
-        if sequence is None or sequence.start:
-            return self._initial
-        return self._states.get(sequence.id, self._initial)
 
     def _run_group(
         self,

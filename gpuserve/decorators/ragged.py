@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from gpuserve.decorators.batch_data import (
+    concatenated,
     data_of,
     is_batching,
     join_data,
@@ -165,12 +166,7 @@ def ragged_input(name: str, arrays: Sequence[Any], axes: Axes | None) -> RaggedT
     if axes is None:
         sizes = zip(*inner, strict=True)
         axes = tuple([axis for axis, found in enumerate(sizes) if len(set(found)) > 1]) or (0,)
-    library = library_of(arrays[0])
-    flat = [one.reshape(-1) for one in arrays]
-    if library == "numpy":
-        return RaggedTensor(np.concatenate(flat), shapes, axes)
-    module = sys.modules[library]
-    return RaggedTensor((module.cat if library == "torch" else module.concatenate)(flat), shapes, axes)
+    return RaggedTensor(concatenated([one.reshape(-1) for one in arrays]), shapes, axes)
 
 
 def padded(given: RaggedTensor, padding: Padding) -> tuple[Any, Lengths]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -136,13 +136,9 @@ def get_input_tensor_by_name(inference_request: Any, name: str) -> Tensor | None
     return tensor_named(inference_request.inputs(), name)
 
 
-def tensor_named(tensors: Any, name: str) -> Tensor | None:
+def tensor_named(tensors: Iterable[Tensor], name: str) -> Tensor | None:
     """Return the first tensor of this name, or None if there is none."""
-    for tensor in tensors:
-        if tensor._name == name:
-            found: Tensor = tensor
-            return found
-    return None
+    return next((one for one in tensors if one._name == name), None)
 
 
 def _checked_name(name: str | bytes) -> str:
@@ -223,21 +219,18 @@ def serialize_byte_tensor(input_tensor: NDArray[Any]) -> Any:
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> NDArray[Any]:
     """Return the flat array of bytes in encoded elements. Raise ValueError if the last one is cut off."""
-    elements = list(_decoded_elements(memoryview(encoded_tensor).cast("B")))
-    array = np.empty(len(elements), dtype=np.object_)
-    array[:] = elements
-    return array
-
-
-def _decoded_elements(data: memoryview) -> Iterator[bytes]:
+    data = memoryview(encoded_tensor).cast("B")
+    elements: list[bytes] = []
     position = 0
     while position < len(data):
         start = position + _LENGTH_NBYTES
-        end = start + int.from_bytes(data[position:start], "little")
-        if end > len(data):
+        position = start + int.from_bytes(data[position:start], "little")
+        if position > len(data):
             raise ValueError(f"a string tensor of {len(data)} bytes ends in the middle of an element")
-        yield bytes(data[start:end])
-        position = end
+        elements.append(bytes(data[start:position]))
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return array
 
 
 _CAPSULE_NAMES: Final = (b"dltensor", b"dltensor_versioned")

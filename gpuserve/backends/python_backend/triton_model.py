@@ -250,21 +250,13 @@ class TritonModel:
         return made
 
     @classmethod
-    def declare(
-        cls,
-        model_dir: str,
-        version: str = "1",
-        file: str = _FILE,
-        config: str = "",
-        auto_complete: bool = True,
-        device: str = "cpu",
-    ) -> Mapping[str, Any]:
+    def declare(cls, device: str = "cpu", **model: Any) -> Mapping[str, Any]:
         """Return what the configuration declares, after ``model.py`` has completed the configuration."""
-        return config_entry(_described_model(model_dir, version, file, config, auto_complete)[2])
+        return config_entry(_described_model(**model)[2])
 
 
 def _described_model(
-    model_dir: str, version: str, file: str, config: str, auto_complete: bool
+    model_dir: str, version: str = "1", file: str = _FILE, config: str = "", auto_complete: bool = True
 ) -> tuple[str, Any, str]:
     """Import a model, and make it the model of this process. Return the name under which the model is served,
     its class, and its configuration after ``model.py`` has completed it. Without a server, the name is that
