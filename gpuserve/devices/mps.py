@@ -40,6 +40,8 @@ class MpsDaemon:
         #: The directory of the own daemon, and the process that ends the daemon.
         self._own: tuple[str, subprocess.Popen[bytes]] | None = None
         self._refused = False
+        #: The answer of ``running_daemon`` since ``ask_again``. The server waits for the process that asks.
+        self._running: str | None = None
         #: The daemon that workers use, as ``gpuserve status`` shows it.
         self.text = ""
 
@@ -51,7 +53,12 @@ class MpsDaemon:
             return {PIPES: os.devnull}  # where CUDA finds no daemon
         is_needed = self._mode == ON or bool(gpu_share and not self._refused)
         own = self._own[0] if is_needed and self._own is not None else ""
-        found = running_daemon(own)
+        if own:
+            found = own if _is_alive(own) else ""
+        else:
+            if self._running is None:
+                self._running = running_daemon()
+            found = self._running
         if not found and is_needed:
             self.close()
             try:
@@ -67,6 +74,10 @@ class MpsDaemon:
         self.text = f"own daemon in {own}" if own else f"daemon in {found}"
         share = {_PERCENTAGE: f"{100 * gpu_share:g}"} if gpu_share else {}
         return {**share, **(dict.fromkeys((PIPES, LOGS), own) if own else {})}
+
+    def ask_again(self) -> None:
+        """Ask before the next start of a process, because a process on a GPU has died."""
+        self._running = None
 
     def close(self) -> None:
         """End the own daemon, if there is one, after its clients have ended."""
@@ -120,6 +131,17 @@ def running_daemon(directory: str = "") -> str:
     except (OSError, subprocess.SubprocessError, ValueError):
         return ""
     return directory
+
+
+def _is_alive(directory: str) -> bool:
+    file = Path(directory, f"{_CONTROL}.pid")
+    if not file.exists():
+        return bool(running_daemon(directory))
+    try:
+        pid = int(file.read_text())
+        return _CONTROL.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()  # empty for a zombie
+    except (OSError, ValueError):
+        return False
 
 
 def missing_daemon() -> str:

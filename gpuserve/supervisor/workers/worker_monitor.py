@@ -463,6 +463,7 @@ class WorkerMonitor:
             self._death = self._last_words or verdict or f"{which}{exit_reason}"
         rank.close()
         if not self.children:
+            self._context.mps.ask_again()
             self.close()
             self._lost(self._last_words or self._death)
         elif exit_status or self.lifecycle.state is not InstanceState.STOPPING:
