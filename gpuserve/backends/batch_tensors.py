@@ -97,11 +97,8 @@ class BatchTensors:
         self._outputs = {one[0]: BatchOutput(one[0], one[1], tuple(one[2])) for one in outputs}
 
     def run(self, requests: Any, run: Callable[[dict[str, Any]], Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the outputs of each request of one run of a runtime over all requests.
-
-        Args:
-            requests: A ``Batch``, or a list of requests.
-            run: Maps arrays by input name to outputs by name.
+        """Return the outputs of each request of a ``Batch`` or list, from one ``run`` of a runtime, which
+        maps arrays by input name to outputs by name.
         """
         batch = requests if isinstance(requests, Batch) else join_ragged(requests, None)
         arrays = {

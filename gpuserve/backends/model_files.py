@@ -42,17 +42,9 @@ def existing_file(path: str) -> str:
 
 
 def require_trust(path: str, trust: object, why: str, instead: str) -> None:
-    """Refuse a file that can run code, unless the operator trusts the file.
-
-    Args:
-        path: Path of the file.
-        trust: Value of the model's keyword argument ``trust``. Only ``True`` counts, so that a quoted
-            ``"false"`` does not trust the file.
-        why: Completes "FILE is …": what the file is, and that loading the file runs code.
-        instead: Completes "or …": a file that needs no trust.
-
-    Raises:
-        ModelFileError: ``trust`` is not True.
+    """Raise ModelFileError for a file that can run code, unless the operator trusts the file. Only True is
+    trust, so that a quoted "false" is none. ``why`` completes "FILE is …": what the file is, and that loading
+    the file runs code. ``instead`` completes "or …": a file that needs no trust.
     """
     if trust is not True:
         raise ModelFileError(
@@ -99,15 +91,9 @@ def is_one_row_per_request(ranks: Mapping[str, int]) -> bool:
 def retry_one_by_one(
     answer: Callable[[list[Any]], Any], requests: Any, error_type: type[Exception] = Exception
 ) -> list[Any] | None:
-    """Answer each request of a failed batch alone, so that a bad request fails no other request.
-
-    Args:
-        answer: Answers a list of requests, or raises.
-        requests: The batch or list of requests that failed.
-        error_type: Type of the errors that become the answer to the request that raised them.
-
-    Returns:
-        An answer or an error for each request. None if there is only one request, because its error is known.
+    """Answer each request of a failed batch alone, so that a bad request fails no other request. An error of
+    ``error_type`` becomes the answer to the request that raised it. Return None if there is only one request,
+    because its error is known.
     """
     alone = requests.as_list() if isinstance(requests, Batch) else requests
     if len(alone) == 1:

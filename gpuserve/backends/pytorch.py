@@ -129,11 +129,7 @@ def _input_order(declared: Sequence[str], known: Sequence[str], file: str) -> li
     if set(declared) <= set(known):
         return [name for name in known if name in declared]
     places = {int(found[1]): name for name in declared if (found := _BY_POSITION.fullmatch(name))}
-    if (
-        len(places) == len(declared)
-        and sorted(places) == list(range(len(declared)))
-        and len(places) <= len(known)
-    ):
+    if sorted(places) == list(range(len(declared))) and len(declared) <= len(known):
         return [places[place] for place in sorted(places)]
     wrong = next(name for name in declared if name not in known)
     raise ModelFileError(

@@ -99,12 +99,9 @@ _States = dict[str, Any]
 
 
 class SequenceStates:
-    """The implicit state of the sequences at one instance.
-
-    Args:
-        tensors: Fields of ``StateTensor``.
-        controls: Names of the control inputs.
-        place: Returns a copy of an array of the runtime or of numpy, where the runtime takes it.
+    """The implicit state of the sequences at one instance, by the fields of each ``StateTensor`` and the
+    names of the control inputs. ``place`` returns a copy of an array of the runtime or of numpy, where the
+    runtime takes it.
     """
 
     def __init__(
@@ -129,11 +126,7 @@ class SequenceStates:
 
     def run(self, requests: Any, run: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Any:
         """Return the outputs of the requests, and keep their new states if all runs succeed. Requests whose
-        states differ in shape run one after the other.
-
-        Args:
-            requests: A ``Batch``, or a list of requests.
-            run: Maps arrays by input name to outputs by name.
+        states differ in shape run one after the other. ``run`` maps arrays by input name to outputs by name.
         """
         batch = requests if isinstance(requests, Batch) else join_requests(requests, "state")
         if isinstance(requests, Batch):

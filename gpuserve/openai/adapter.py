@@ -204,9 +204,9 @@ class EmbeddingGroup:
         try:
             yield
         except Exception as error:  # user code may raise anything; other requests continue
-            if alone and not isinstance(error, BadRequest):
-                raise
             if not isinstance(error, BadRequest):
+                if alone:
+                    raise
                 traceback.print_exception(error)
             for one in self._members:
                 one.answer = without_frames(error)

@@ -222,11 +222,8 @@ def split_embeddings(returned: Any, requests: Sequence[EmbeddingRequest]) -> lis
 
 
 def embedding_document(request: EmbeddingRequest, returned: Any) -> bytes:
-    """Return the answer to a request for embeddings.
-
-    Raises:
-        BadRequest: if the client wants longer vectors than the model returned.
-        ValueError, TypeError: if the callable returned no vectors.
+    """Return the answer to a request for embeddings. Raise ``BadRequest`` if the client wants longer vectors
+    than the model returned, and ValueError or TypeError if the callable returned no vectors.
     """
     [made] = split_embeddings(returned, [request])
     rows = made.vectors

@@ -55,7 +55,7 @@ class TextGeneration:
         if any(batch.refused):
             yield batch.refused
         try:
-            while batch.is_open:
+            while batch.rows:
                 yield batch.responses(await batch.next_pieces())
         finally:
             batch.cancel()
@@ -79,7 +79,7 @@ class WholeTextGeneration(TextGeneration):
         batch = PromptRequests(self._writer, requests)
         pieces: list[RowPiece] = []
         try:
-            while batch.is_open:
+            while batch.rows:
                 pieces += await batch.next_pieces()
         finally:
             batch.cancel()
@@ -102,17 +102,13 @@ class PromptRequests:
         prompts = [_prompts_of(writer, one) for one in requests]
         self.refused = [one if isinstance(one, Exception) else None for one in prompts]
         self.counts = [0 if isinstance(one, Exception) else len(one) for one in prompts]
-        self._places = [(at, row) for at, count in enumerate(self.counts) for row in range(count)]
+        places = [(at, row) for at, count in enumerate(self.counts) for row in range(count)]
         valid = [one for found in prompts if not isinstance(found, Exception) for one in found]
         rows = writer.submit_prompts(
-            [(one, self._receiver(*place)) for one, place in zip(valid, self._places, strict=True)]
+            [(one, self._receiver(*place)) for one, place in zip(valid, places, strict=True)]
         )
         #: Unfinished rows, by request and row.
-        self._rows = dict(zip(self._places, rows, strict=True))
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self._rows)
+        self.rows = dict(zip(places, rows, strict=True))
 
     async def next_pieces(self) -> list[RowPiece]:
         """Wait for at least one piece, and return all new pieces. Rows of cancelled requests are ended."""
@@ -121,15 +117,15 @@ class PromptRequests:
             found.append(self._pieces.get_nowait())
         for one in found:
             if isinstance(one.piece, Exception) or one.piece.finish_reason:
-                self._rows.pop((one.request, one.row), None)
-        for place, row in list(self._rows.items()):
+                self.rows.pop((one.request, one.row), None)
+        for place, row in list(self.rows.items()):
             if getattr(self._requests[place[0]], "cancelled", False):
                 row.cancel()
-                del self._rows[place]
+                del self.rows[place]
         return found
 
     def cancel(self) -> None:
-        for row in self._rows.values():
+        for row in self.rows.values():
             row.cancel()
 
     def responses(self, next_pieces: Sequence[RowPiece]) -> list[Any]:

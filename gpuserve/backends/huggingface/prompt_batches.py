@@ -109,17 +109,9 @@ def _checked_option(name: str, value: Any) -> Any:
 def limited_prompt(
     tokens: Sequence[int], options: Mapping[str, Any], default: Sampling, limit: int, longest: int | None
 ) -> Prompt:
-    """Return a prompt with its options.
-
-    Args:
-        tokens: Tokens of the prompt.
-        options: Options of the request, from ``read_parameters``.
-        default: Sampling where the options have none.
-        limit: Number of new tokens if the options have none.
-        longest: Number of tokens that the model takes in all, or None.
-
-    Raises:
-        InvalidArgument: if the prompt has no token, or leaves no room for one.
+    """Return a prompt with the options that ``read_parameters`` found; ``default`` and ``limit`` are the
+    sampling and the number of new tokens where there are none. ``longest`` is the number of tokens that the
+    model takes in all, or None. Raise InvalidArgument if the prompt has no token, or leaves no room for one.
     """
     if not tokens:
         raise InvalidArgument("the prompt has no token")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 from gpuserve.backends.huggingface.model_folders import ModelSettings, load_pipeline
@@ -113,10 +114,8 @@ class SharedTokens:
 
 
 def put_in_loop(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[Any], item: Any) -> None:
-    try:
+    with suppress(RuntimeError):  # the loop is closed, so nobody waits
         loop.call_soon_threadsafe(queue.put_nowait, item)
-    except RuntimeError:  # the loop is closed, so nobody waits
-        pass
 
 
 def _folder_sampling(config: Any) -> Sampling:

@@ -20,11 +20,8 @@ def response_template_of(tokenizer: Any, model: Any) -> Any:
 
 class ToolCallReader:
     """The text and the tool calls of one answer. Text of other regions, such as reasoning, is left out. If a
-    call does not have the template's form, the call and everything after it are text.
-
-    Args:
-        parser: ``ResponseParser`` of transformers.
-        is_parallel: Whether more than one call may come.
+    call does not have the template's form, the call and everything after it are text. ``parser`` is a
+    ``ResponseParser`` of transformers.
     """
 
     def __init__(self, parser: Any, *, is_parallel: bool) -> None:
