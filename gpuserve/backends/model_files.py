@@ -53,6 +53,15 @@ def require_trust(path: str, trust: object, why: str, instead: str) -> None:
         )
 
 
+#: The datatypes of numbers by their usual names, which are torch's.
+DATATYPES: Final = {
+    "bool": "BOOL",
+    **{f"{sign}int{bits}": f"{sign}int{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+}
 #: The largest batch of a file that batches, if the config does not say.
 MAX_BATCH_SIZE: Final = 32
 

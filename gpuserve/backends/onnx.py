@@ -14,6 +14,7 @@ import numpy as np
 
 from gpuserve.backends.batch_tensors import BatchTensors
 from gpuserve.backends.model_files import (
+    DATATYPES,
     MAX_BATCH_SIZE,
     ModelFileError,
     existing_file,
@@ -32,15 +33,7 @@ from gpuserve_worker.protocol.tensor import BF16, BYTES, numpy_dtype
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_DATATYPES: Final = {
-    "bool": "BOOL",
-    **{f"{sign}int{bits}": f"{sign}int{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
-    "float16": "FP16",
-    "bfloat16": BF16,
-    "float": "FP32",
-    "double": "FP64",
-    "string": BYTES,
-}
+_DATATYPES: Final = {**DATATYPES, "float": "FP32", "double": "FP64", "string": BYTES}
 #: ``TensorProto.BFLOAT16``, which numpy has no type for.
 _ONNX_BFLOAT16: Final = 16
 _LEVELS: Final = {

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gpuserve.backends.model_files import (
+    DATATYPES,
     MAX_BATCH_SIZE,
     ModelFileError,
     existing_file,
@@ -34,14 +35,6 @@ from gpuserve_worker.protocol.tensor import as_tensor
 _EXPORTED: Final = ".pt2"
 #: Names that mean a position: Triton's INPUT__0 and OUTPUT__0.
 _BY_POSITION: Final = re.compile(r".*__(\d+)")
-_DATATYPES: Final = {
-    "bool": "BOOL",
-    **{f"{sign}int{bits}": f"{sign}int{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float32": "FP32",
-    "float64": "FP64",
-}
 
 
 class PytorchModel:
@@ -282,12 +275,12 @@ class _ExportedProgram:
 
     def _declared_tensor(self, name: str, value: Any, first: int) -> dict[str, Any]:
         word = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
-        if word not in _DATATYPES:
+        if word not in DATATYPES:
             raise ModelFileError(
                 f"{name!r} of {self._file} is {word}, which the protocol has no datatype for"
             )
         shape = [dim if isinstance(dim, int) else -1 for dim in value.shape]
-        return {"name": name, "dtype": _DATATYPES[word], "shape": shape[first:]}
+        return {"name": name, "dtype": DATATYPES[word], "shape": shape[first:]}
 
 
 #: Operators of TorchScript that read or write files, and the function that can name them by a string.

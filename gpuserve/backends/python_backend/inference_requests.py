@@ -343,9 +343,6 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         self._call = call
         self._failed = failed
 
-    def __iter__(self) -> ResponseIterator:
-        return self
-
     def __next__(self) -> InferenceResponse:
         found, self._failed = self._failed, None
         if found is None and self._call is not None:
@@ -353,9 +350,6 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         if found is None:
             raise StopIteration
         return found
-
-    def __aiter__(self) -> ResponseIterator:
-        return self
 
     async def __anext__(self) -> InferenceResponse:
         found, self._failed = self._failed, None
