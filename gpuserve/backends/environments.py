@@ -134,9 +134,7 @@ def probe_interpreter(interpreter: str) -> InterpreterInfo:
 
 
 def check_interpreter(interpreter: str, found: InterpreterInfo, own_tag: str | None) -> None:
-    """Raise ``EnvironmentProblem`` if the interpreter is too old, or lacks packages that the server cannot
-    lend because the cache tags of both interpreters differ.
-    """
+    """Raise EnvironmentProblem if the interpreter is too old, or lacks packages that ours cannot lend."""
     version = ".".join(map(str, found.version))
     if found.version < _MIN_VERSION:
         least = ".".join(map(str, _MIN_VERSION))

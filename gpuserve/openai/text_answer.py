@@ -27,8 +27,8 @@ class TextAnswer:
         self._choices = [AnswerChoice(request.token_limit, stops) for _ in self.wanted]
         self._whole: list[list[Delta]] = [[] for _ in self.wanted]
         self._cost = 0
-        self._echoes = isinstance(request, CompletionRequest) and request.echo
-        self._begun = [False] * len(self.wanted)
+        #: The answers that begin with the prompt, and have not begun.
+        self._echoing = set(range(len(self.wanted)) if getattr(request, "echo", False) else ())
 
     def is_over(self, index: int) -> bool:
         """Return whether an answer is complete, so that the callable is not asked for more of it."""
@@ -41,10 +41,9 @@ class TextAnswer:
         """
         choice = self._choices[index]
         deltas: list[Delta] = []
-        if not self._begun[index]:
-            self._begun[index] = True
-            if self._echoes:
-                deltas.append(Delta(self.wanted[index].text))
+        if index in self._echoing:
+            self._echoing.remove(index)
+            deltas.append(Delta(self.wanted[index].text))
         deltas += [made for one in values if not choice.over and (made := choice.add(one)) is not None]
         if is_last and not choice.over:
             deltas.append(choice.end())

@@ -97,9 +97,7 @@ def hidden_size_of(config: Mapping[str, Any]) -> int:
 
 
 def sentence_pooling(file: str) -> tuple[str, bool] | None:
-    """Return how a folder of sentence-transformers makes one vector of a text's tokens, and whether its
-    length is 1. Return None for any other folder.
-    """
+    """Return a sentence-transformers folder's pooling, and whether vectors have the length 1, or None."""
     if file.startswith(HUB):
         return None
     try:

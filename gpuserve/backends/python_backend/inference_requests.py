@@ -157,31 +157,24 @@ class InferenceRequest:
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Send the request and return its response, or an iterator if ``decoupled``."""
+        responses = self._call_model(stream=decoupled, blocks=True)
         if decoupled:
-            return self._stream(blocks=True)
+            return responses
         try:
-            calls, call = self._call_model(stream=False, blocks=True)
-        except ModelCallError as error:
-            return _failed_response(error)
-        try:
-            return _response(call.next_reply())
+            return next(responses, None) or InferenceResponse()
         finally:
-            calls.forget(call)
+            responses.cancel()
 
     async def async_exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Do as ``exec`` without blocking the event loop. If ``decoupled``, return at the first response."""
+        responses = self._call_model(stream=decoupled, blocks=False)
         if decoupled:
-            responses = self._stream(blocks=False)
             await responses.wait_first()
             return responses
         try:
-            calls, call = self._call_model(stream=False, blocks=False)
-        except ModelCallError as error:
-            return _failed_response(error)
-        try:
-            return _response(await call.next_reply_async())
+            return await anext(responses, None) or InferenceResponse()
         finally:
-            calls.forget(call)
+            responses.cancel()
 
     def preferred_memory(self) -> PreferredMemory | None:
         return self._preferred_memory
@@ -201,30 +194,27 @@ class InferenceRequest:
     def set_release_flags(self, flags: int) -> None:
         raise TritonModelException("only a request that came to execute() can be released or rescheduled")
 
-    def _stream(self, *, blocks: bool) -> ResponseIterator:
+    def _call_model(self, *, stream: bool, blocks: bool) -> ResponseIterator:
+        flags = self._flags
         try:
-            return ResponseIterator(*self._call_model(stream=True, blocks=blocks))
+            request = call_request(
+                self._model_name,
+                arrays_of(self._inputs or ()),
+                stream=stream,
+                blocks=blocks,
+                version="" if self._model_version < 0 else self._model_version,
+                requested_outputs=sorted(set(self._requested)),
+                parameters=self._parameters,
+                timeout_s=self._timeout_us * _US if self._timeout_us else None,
+                request_id=self._request_id,
+                sequence_id=self._correlation_id,
+                sequence_start=bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
+                sequence_end=bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+            )
+            calls = worker_context().calls
+            return ResponseIterator(calls, calls.ask(request))
         except ModelCallError as error:
             return ResponseIterator(None, None, _failed_response(error))
-
-    def _call_model(self, *, stream: bool, blocks: bool) -> tuple[OutgoingCalls, ModelCall]:
-        flags = self._flags
-        request = call_request(
-            self._model_name,
-            arrays_of(self._inputs or ()),
-            stream=stream,
-            blocks=blocks,
-            version="" if self._model_version < 0 else self._model_version,
-            requested_outputs=sorted(set(self._requested)),
-            parameters=self._parameters,
-            timeout_s=self._timeout_us * _US if self._timeout_us else None,
-            request_id=self._request_id,
-            sequence_id=self._correlation_id,
-            sequence_start=bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
-            sequence_end=bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
-        )
-        calls = worker_context().calls
-        return calls, calls.ask(request)
 
 
 class ReceivedRequest(InferenceRequest):
@@ -315,7 +305,7 @@ class ReceivedRequest(InferenceRequest):
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
         self._inputs = None  # control inputs may change
 
-    def _call_model(self, *, stream: bool, blocks: bool) -> tuple[OutgoingCalls, ModelCall]:
+    def _call_model(self, *, stream: bool, blocks: bool) -> ResponseIterator:
         repeated = InferenceRequest(
             self.request_id(),
             self.correlation_id(),
