@@ -41,7 +41,8 @@ def test_what_cannot_be_loaded_is_told_and_the_process_ends(path: str, text: str
 
 def test_another_protocol_is_refused() -> None:
     with WorkerProcess(model("echo.py:raw", protocol=99)) as worker:
-        assert worker.load_failure().text == "the supervisor speaks protocol 99, this worker protocol 14"
+        text = f"the supervisor speaks protocol 99, this worker protocol {wire.PROTOCOL}"
+        assert worker.load_failure().text == text
 
 
 def test_it_is_not_started_by_hand() -> None:
