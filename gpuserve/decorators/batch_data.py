@@ -195,11 +195,17 @@ def _column(name: str, arrays: list[Any]) -> Any:
     try:
         return concatenated(arrays)
     except ValueError:
-        shapes = " and ".join(sorted({str(np.shape(one)) for one in arrays}))
+        shapes = " and ".join(sorted({str(tuple(shape_of(one))) for one in arrays}))
         raise BatchError(
             f"Cannot batch requests whose input {name!r} has the shapes {shapes}: they may differ on the "
             "first axis only"
         ) from None
+
+
+def shape_of(value: Any) -> Sequence[int]:
+    """Return the shape of an array of any library, or of nested lists."""
+    shape: Sequence[int] = value.shape if hasattr(value, "shape") else np.shape(value)
+    return shape
 
 
 def _listed(names: Any) -> str:
@@ -225,7 +231,7 @@ def named(result: Any, output_names: Sequence[str]) -> Mapping[str, Any]:
 def check_rows(outputs: Mapping[str, Any], rows: int) -> None:
     """Raise BatchError if the first axis of an output is not as long as the batch."""
     for name, value in outputs.items():
-        shape = value.shape if hasattr(value, "shape") else np.shape(value)
+        shape = shape_of(value)
         if not shape or shape[0] != rows:
             raise BatchError(
                 f"Received output {name!r} of shape {tuple(shape)}, but the batch has {rows} "

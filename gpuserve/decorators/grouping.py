@@ -26,6 +26,7 @@ from gpuserve.decorators.batch_data import (
     on_host,
     rows_of,
     select_requests,
+    shape_of,
     split_arguments,
 )
 from gpuserve.decorators.results import call_in_sequence, map_result
@@ -305,7 +306,7 @@ def _cut(answer: Any, rows: int, size: int) -> Any:
         real = [place for place, position in enumerate(answer.positions) if position < rows]
         arrays = {name: value[real] for name, value in answer.arrays.items()}
         return SomeRows(arrays, [answer.positions[place] for place in real])
-    return each_changed(answer, lambda value: value[:rows] if np.shape(value)[:1] == (size,) else value)
+    return each_changed(answer, lambda value: value[:rows] if [*shape_of(value)][:1] == [size] else value)
 
 
 def _either(values: set[Any]) -> str:

@@ -21,6 +21,7 @@ from gpuserve.decorators.batch_data import (
     join_requests,
     library_of,
     row_count,
+    shape_of,
 )
 from gpuserve.decorators.wrapping import BatchError, RequestError, RowLengths
 from gpuserve_worker.inference.inference_request import Batch, BatchedOutputs
@@ -133,7 +134,9 @@ def join_ragged(requests: Any, padding: Padding | None) -> Batch:
     data = [data_of(one) for one in requests]
     if not axes and padding is not None and data:
         given = padding.lengths if isinstance(padding.lengths, Mapping) else ()
-        differ = [name for name in data[0] if len({np.shape(one.get(name, ()))[1:] for one in data}) > 1]
+        differ = [
+            name for name in data[0] if len({tuple(shape_of(one.get(name, ())))[1:] for one in data}) > 1
+        ]
         axes = dict.fromkeys(given or differ or (list(data[0])[:1] if padding.lengths else ()))
         if not axes:
             return join_requests(requests, "@batch")

@@ -17,6 +17,7 @@ from gpuserve.decorators.batch_data import (
     library_of,
     on_host,
     row_count,
+    shape_of,
     split_arguments,
 )
 from gpuserve.decorators.wrapping import (
@@ -149,7 +150,7 @@ def model_context(decorated: InferenceCallable | None = None, /) -> InferenceCal
 
 
 def _first(name: str, array: Any, *, squeeze: bool, strict: bool) -> Any:
-    shape = array.shape if hasattr(array, "shape") else np.shape(array)
+    shape = shape_of(array)
     if not shape or shape[0] == 0:
         raise ValuesError(
             f"@first_value needs input {name!r} to have rows, but its shape is {shape}; "

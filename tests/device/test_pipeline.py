@@ -177,7 +177,7 @@ def test_a_callable_that_ends_the_process_takes_no_finished_batch_with_it(
         for number, value in enumerate([1.0, 2.0, POISON, 3.0]):
             start(worker, number, [value])
         done = answers(worker, 2)
-        assert worker.exit_status() == 5
+        assert worker.exit_status() == lifecycle.EXIT_FAILED
     assert [one.batch_id for one in done] == [0, 1]
 
 
