@@ -228,7 +228,7 @@ import numpy as np
 from gpuserve_worker.cuda.device.runtime import Copy, CudaError, load_runtime
 from gpuserve_worker.cuda.device.shared_memory import SharedDeviceMemory
 from gpuserve_worker.memory.device_copies import Source
-from gpuserve_worker.protocol.sealed_memory import DeviceMemory
+from gpuserve_worker.protocol.sealed_memory import ExportedMemory
 role, nbytes, fd = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 runtime = load_runtime()
 runtime.use_device(0)
@@ -249,7 +249,7 @@ if role == "lay":
     address, memory = space.lay([Source(0, nbytes, values.ctypes.data, False, values)], nbytes)
     socket.send_fds(socket.socket(fileno=fd), [b"."], [memory.fd])
 elif role != "nothing":
-    memory = DeviceMemory(fd, nbytes, space.uuid)
+    memory = ExportedMemory(fd, nbytes, space.uuid)
     address = space.map(memory)
 found["ms"] = round(1e3 * (time.perf_counter() - began), 2)
 if role == "map":
