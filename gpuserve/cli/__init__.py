@@ -60,7 +60,7 @@ def _report_full_disk(error: OSError) -> NoReturn:
     if error.errno != errno.ENOSPC or error.filename is not None:
         raise error
     sys.stderr.write(f"the output cannot be written: {error.strerror}\n")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left of the output at the exit
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes the rest of the output at its exit
     from gpuserve.cli.exit_codes import ExitCode
 
     sys.exit(ExitCode.RUNTIME_FAILURE)

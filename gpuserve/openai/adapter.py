@@ -108,7 +108,9 @@ class EmbeddingModel:
 
 
 class OpenAIModel:
-    """A model of any endpoints, with a stream for each request. ``made`` answers those with own tensors."""
+    """A model of any endpoints, with a stream for each request. ``made`` answers requests that have tensors
+    of the model itself.
+    """
 
     def __init__(self, handlers: Mapping[OpenAIEndpoint, EndpointHandler], made: Any) -> None:
         self._handlers = handlers

@@ -151,7 +151,7 @@ ENDED_NBYTES: Final = 8 << 20
 GC_THRESHOLDS: Final = (5000, 10, 1)
 #: The objects of a busy process, twice those of a new one.
 _MANY_BLOCKS: Final = 400_000
-#: The last threshold while full collections pause: no process gets there.
+#: The threshold of full collections while they pause, which no process reaches.
 _NO_FULL_COLLECTION: Final = (1 << 31) - 1
 #: The longest pause of full collections.
 _PAUSE_S: Final = 600.0

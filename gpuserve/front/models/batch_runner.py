@@ -57,13 +57,13 @@ class AnswerTurns:
     """
 
     def __init__(self) -> None:
-        self._model: object = None
+        self._model = ""
         self._changed_at = -math.inf
 
-    def portion(self, model: object, sent_at: float) -> int:
-        """Return the number for a model whose batch was sent at this time."""
-        if model is not self._model:
-            if self._model is not None:
+    def portion(self, model: str, sent_at: float) -> int:
+        """Return the number for a batch of a model that was sent at this time."""
+        if model != self._model:
+            if self._model:
                 self._changed_at = sent_at
             self._model = model
         return _PORTION if sent_at - self._changed_at > _TOGETHER_S else _SHARED_PORTION
@@ -303,7 +303,7 @@ class BatchRunner:
             answers = self._messages.unpack(link, flight.batch, done)
         # An instance without a batch waits for the requests that follow these answers.
         is_inner = flight.requests[0].request.depth > 0  # of an ensemble or a callable
-        self._most_answers = _PORTION if is_inner else self._turns.portion(self, flight.sent_at)
+        self._most_answers = _PORTION if is_inner else self._turns.portion(self._spec.name, flight.sent_at)
         portion = self._portion_of(answers[0]) if len(answers) > 1 else _PORTION
         if self._undelivered or (len(answers) > portion and (link.in_flight or portion < _PORTION)):
             if not self._undelivered:

@@ -84,7 +84,7 @@ LIVES: Final = EventTable("GPU", TRANSITIONS)
 
 
 class WatchedGpu:
-    """One GPU and its state. ``reason`` is why it is lost; ``interval_s`` separates two NVML rounds."""
+    """One GPU and its state. ``reason`` says why the GPU is lost, ``interval_s`` is the period of NVML."""
 
     def __init__(self, uuid: str, device: str, product: str, interval_s: float) -> None:
         self.uuid = uuid
