@@ -127,9 +127,9 @@ class ServerShutdown:
             return
         self._core.lifecycle.move(ServerState.STOPPING)
         front = self._core.front
-        front.quit()
-        # The front closes its own listeners. New connections are refused and do not wait in the backlog.
+        # The front then has the last descriptors. It accepts who has connected, and closes them.
         self._core.listeners.close()
+        front.quit()
         if front.process is None:
             self.front_ended()
             return

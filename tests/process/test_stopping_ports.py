@@ -70,3 +70,18 @@ def test_a_port_refuses_as_soon_as_nobody_would_answer(tmp_path: Path, role: str
             assert server.process.poll() is None
             assert set(statuses) <= {200}
         assert server.process.wait(TIMEOUT_S) == 0
+
+
+def test_a_client_that_has_connected_and_not_sent_yet_is_answered(tmp_path: Path) -> None:
+    with OperatedServer(config(tmp_path, model("m", Orders(tmp_path / "orders")))) as server:
+        server.wait_ready()
+        port = int(server.addresses["HTTP"].rpartition(":")[2])
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+        client.connect()
+        server.process.send_signal(signal.SIGTERM)
+        while comes_by(port) is not None:
+            pass
+        client.request("GET", "/v2/health/live")
+        assert client.getresponse().status == 200
+        client.close()
+        assert server.process.wait(TIMEOUT_S) == 0

@@ -66,7 +66,8 @@ class IngressMonitor(ProtocolServer):
         self._processes = [
             monitored.MonitoredIngress(number, self) for number in range(setup.settings["ingress_processes"])
         ]
-        self._acceptors: list[Acceptor] = []
+        #: Those that accept, by descriptor.
+        self._acceptors: dict[int, Acceptor] = {}
         self._waiting: deque[monitored.AcceptedConnection] = deque()
         self._expiry: asyncio.TimerHandle | None = None
         self._next_check: asyncio.TimerHandle | None = None
@@ -89,16 +90,17 @@ class IngressMonitor(ProtocolServer):
         if not self._count(IngressState.UP):
             raise TimeoutError(f"no ingress process came up within {_START_TIMEOUT_S:g} s")
         for fd, tls in self._listeners.items():
-            acceptor = Acceptor(duplicate_listener(fd), partial(self._on_accepted, tls))
-            self._acceptors.append(acceptor)
-            acceptor.open()
+            self._acceptors[fd] = Acceptor(duplicate_listener(fd), partial(self._on_accepted, tls))
+            self._acceptors[fd].open()
 
     async def stop(self) -> None:
         if self._next_check is not None:
             self._next_check.cancel()
-        await self.stop_accepting()
         for fd in self._listeners:
-            os.close(fd)
+            if fd in self._acceptors:
+                self._acceptors.pop(fd).close(fd)
+            else:
+                os.close(fd)
         self._refuse_while(lambda _: True)
         for process in self._processes:
             process.stop()
@@ -110,7 +112,7 @@ class IngressMonitor(ProtocolServer):
 
     async def stop_accepting(self) -> None:
         while self._acceptors:
-            self._acceptors.pop().close()
+            self._acceptors.popitem()[1].close()
 
     def announce(self) -> None:
         for process in self._processes:

@@ -149,6 +149,8 @@ _ENCRYPTED_NBYTES: Final = 256 << 10
 _MANY_WRITES: Final = 1024
 #: The time limit for a connection without any input.
 FIRST_BYTES_TIMEOUT_S: Final = 30.0
+#: Seconds in which the first bytes of a new connection are waited for while the server stops.
+_FRESH_S: Final = 0.5
 #: The time limit for requests in flight when a connection has reached its maximum age.
 AGE_GRACE_S: Final = 3600.0
 
@@ -463,7 +465,7 @@ class Connection(asyncio.BufferedProtocol):
         again, self._shutting_down = self._shutting_down, True
         if self._protocol is not None:
             self._protocol.shut_down()
-        elif again:
+        elif again and self._loop.time() - self._opened_at > _FRESH_S:
             self.close()
 
     def abort(self) -> None:

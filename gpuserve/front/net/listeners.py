@@ -49,6 +49,26 @@ def duplicate_listener(fd: int) -> socket.socket:
     return listener
 
 
+def _accept_and_close(listener: socket.socket, on_accepted: OnAccepted, last_fd: int | None) -> None:
+    """Accept the connections that wait, and close the listener, with its last descriptor if there is one.
+
+    Closing a listener resets the connections that wait, so nothing is done between the two.
+    """
+    accepted: list[tuple[socket.socket, Any]] = []
+    with suppress(OSError):  # none waits any more, or no descriptor is left
+        while len(accepted) < BACKLOG:
+            accepted.append(listener.accept())
+    listener.close()
+    if last_fd is not None:
+        os.close(last_fd)
+    for connection, peer in accepted:
+        on_accepted(connection, _address_of(connection, peer))
+
+
+def _address_of(accepted: socket.socket, peer: Any) -> str | None:
+    return None if accepted.family == socket.AF_UNIX else peer[0]
+
+
 class Acceptor:
     """An accept loop in the running event loop, from ``open`` to ``close``."""
 
@@ -63,11 +83,10 @@ class Acceptor:
         self._listener.listen(BACKLOG)
         self._listen()
 
-    def close(self) -> None:
-        """Stop accepting, after those who have connected by now."""
-        self._accept()
+    def close(self, last_fd: int | None = None) -> None:
+        """Stop accepting, after those who have connected by now. ``last_fd`` is closed."""
         self._loop.remove_reader(self._listener)
-        self._listener.close()
+        _accept_and_close(self._listener, self._on_accepted, last_fd)
         self._spare.release()
 
     def _listen(self) -> None:
@@ -86,7 +105,7 @@ class Acceptor:
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(_RETRY_S, self._listen)
                 return
-            self._on_accepted(accepted, None if accepted.family == socket.AF_UNIX else peer[0])
+            self._on_accepted(accepted, _address_of(accepted, peer))
 
     def _refuse(self) -> bool:
         """Close a connection without a descriptor, so its client does not wait. Return success."""
@@ -128,17 +147,27 @@ class PlainListener:
         self._n_servers = n_servers
         self._loop = asyncio.get_running_loop()
         self._servers: list[asyncio.Server] = []
+        self._burst_servers: list[asyncio.Server] = []
         self._burst: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
         await self._add(self._servers, self._n_servers if self._is_unix else 1)
 
-    def close(self) -> None:
+    def close(self, last_fd: int | None = None) -> None:
+        """Stop accepting, after those who have connected by now. ``last_fd`` is closed."""
         if self._burst is not None:
             self._burst.cancel()
-        for server in self._servers:
+        for server in self._servers + self._burst_servers:
             server.close()
-        self._listener.close()
+        _accept_and_close(self._listener, self._connect, last_fd)
+
+    def _connect(self, accepted: socket.socket, address: str | None) -> None:
+        accepted.setblocking(False)
+        connected = self._loop.connect_accepted_socket(self._make_connection, accepted)
+        task = self._loop.create_task(connected)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _add(self, servers: list[asyncio.Server], count: int) -> None:
         create: Any = self._loop.create_unix_server if self._is_unix else self._loop.create_server
@@ -154,15 +183,12 @@ class PlainListener:
         return self._make_connection()
 
     async def _serve_burst(self) -> None:
-        servers: list[asyncio.Server] = []
-        try:
-            with suppress(OSError):  # no descriptor is left, and the servers that exist go on
-                await self._add(servers, self._n_servers - 1)
-            await asyncio.sleep(_BURST_S)
-        finally:
-            for server in servers:
-                server.close()
-            self._burst = None
+        with suppress(OSError):  # no descriptor is left, and the servers that exist go on
+            await self._add(self._burst_servers, self._n_servers - 1)
+        await asyncio.sleep(_BURST_S)
+        while self._burst_servers:
+            self._burst_servers.pop().close()
+        self._burst = None
 
 
 # ---- TLS -----------------------------------------------------------------------------------------
@@ -207,9 +233,9 @@ class TlsListener:
         self._acceptor = Acceptor(listener, self._on_accepted)
         self._acceptor.open()
 
-    def close(self) -> None:
-        """Stop accepting, and close connections that have not begun a handshake."""
-        self._acceptor.close()
+    def close(self, last_fd: int | None = None) -> None:
+        """Stop accepting, and close connections that have not begun a handshake. ``last_fd`` is closed."""
+        self._acceptor.close(last_fd)
         self.handshakes.close()
 
     def _on_accepted(self, accepted: socket.socket, address: str | None) -> None:

@@ -260,7 +260,7 @@ class Connections:
                 one.abort()
 
 
-#: Turns of the event loop in which asyncio accepts a socket, or makes the connection of an accepted one.
+#: Turns of the event loop in which asyncio makes the connection of an accepted socket.
 _ACCEPT_TURNS: Final = 3
 #: The most asyncio servers of one listener.
 _ACCEPTORS: Final = 16
@@ -293,21 +293,18 @@ class NativeServer(ProtocolServer):
         self._admission = admission
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._servers: list[PlainListener | TlsListener] = []
+        #: Those that accept, by descriptor.
+        self._servers: dict[int, PlainListener | TlsListener] = {}
 
     async def start(self) -> None:
-        self._servers = [await self._listen(*one) for one in self._listeners.items()]
+        for fd, handler in self._listeners.items():
+            self._servers[fd] = await self._listen(fd, handler)
         self._connections.open()
 
     async def stop_accepting(self) -> None:
-        # asyncio accepts one turn after the socket is readable; closing earlier would reset these clients.
-        for _ in range(_ACCEPT_TURNS):
-            await asyncio.sleep(0)
-        for server in self._servers:
-            server.close()
-        # asyncio makes the connection of an accepted socket by a task, in later turns.
-        for _ in range(_ACCEPT_TURNS):
-            await asyncio.sleep(0)
+        while self._servers:
+            self._servers.popitem()[1].close()
+        await self._finish_accepting()
 
     def announce(self) -> None:
         self._connections.announce()
@@ -325,16 +322,23 @@ class NativeServer(ProtocolServer):
 
     async def renew(self) -> None:
         context = None if self._tls is None else tls_context(self._tls)
-        for server in self._servers:
+        for server in self._servers.values():
             if context is not None and isinstance(server, TlsListener):
                 server.handshakes.context = context
 
     async def stop(self) -> None:
-        await self.stop_accepting()
         for fd in self._listeners:
-            os.close(fd)
+            if fd in self._servers:
+                self._servers.pop(fd).close(fd)
+            else:
+                os.close(fd)
+        await self._finish_accepting()
         await self._connections.close()
         await self._requests.stop()
+
+    async def _finish_accepting(self) -> None:
+        for _ in range(_ACCEPT_TURNS):
+            await asyncio.sleep(0)
 
     async def _listen(self, fd: int, handler: RequestHandler) -> PlainListener | TlsListener:
         factory = self._connections.connection_factory(handler)
