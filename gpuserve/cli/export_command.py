@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,6 +14,7 @@ import typer
 from gpuserve.cli.exit_codes import help_text
 from gpuserve.cli.option_types import keyword, option, with_options
 from gpuserve.export.export_options import ExportOptions
+from gpuserve.model.options import OptionRow, rows
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
@@ -19,22 +22,9 @@ if TYPE_CHECKING:
 
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The config file that the pods serve.")]
-Name = Annotated[
-    str, option(None, "Name in the cluster; default that of the only model, or gpuserve.", metavar="NAME")
-]
-Namespace = Annotated[str, option(None, "Namespace; default the namespace of kubectl apply.", metavar="NAME")]
 Host = Annotated[
     str,
     option(None, "DNS name with an address for each pod; default their headless Service.", metavar="NAME"),
-]
-TlsSecret = Annotated[
-    str, option(None, "The Secret with the pods' TLS certificate, if they use one.", metavar="NAME")
-]
-Image = Annotated[
-    str, typer.Option("--image", help="Image of the server, with a tag or a digest.", metavar="IMAGE")
-]
-ComposeName = Annotated[
-    str, option(None, "Name of the project; default that of the only model, or gpuserve.", metavar="NAME")
 ]
 Mount = Annotated[
     str,
@@ -58,69 +48,47 @@ def export_app() -> typer.Typer:
     return app
 
 
-#: Fields of ``ExportOptions`` by the parameter of the option, for options whose value is an amount of memory.
-_MEMORY_FIELDS = {
-    "node_memory": "node_memory_nbytes",
-    "gpu_memory": "gpu_memory_nbytes",
-    "min_gpu_memory": "min_gpu_memory_nbytes",
-}
-_DEFAULTS: Final = ExportOptions()
-# fmt: off
-_OPTIONS: Final = (
-    keyword(None, "image", str, "", "Image of the pods, with a tag or a digest.", metavar="IMAGE"),
-    keyword(None, "name", str, "",
-            "Name of all objects; default that of the only model, or gpuserve.", metavar="NAME"),
-    keyword(None, "namespace", str, "", "Namespace; default the namespace of kubectl apply.", metavar="NAME"),
-    keyword(None, "replicas", int, _DEFAULTS.replicas, "Number of pods, at least.", least=1),
-    keyword(None, "max_replicas", int | None, None,
-            "Number of pods, at most; default four times --replicas.", least=1),
-    keyword(None, "gpus_per_node", int | None, None,
-            "GPUs of a node, or MIG slices; required if the config has cuda:*.", least=1),
-    keyword(None, "gpu_resource", str, _DEFAULTS.gpu_resource,
-            "Resource name of a GPU, such as nvidia.com/mig-1g.10gb.", metavar="RESOURCE"),
-    keyword(None, "gpu_operator", bool, False,
-            "Run on nodes that NVIDIA's GPU operator labels only; a plain device plugin sets no labels."),
-    keyword(None, "gpu_product", str, "",
-            "Run on nodes with this label nvidia.com/gpu.product only.", metavar="PRODUCT"),
-    keyword(None, "min_gpu_memory", str | None, None,
-            "Run on nodes whose label nvidia.com/gpu.memory is at least this, such as 79Gi.",
-            metavar="MEMORY"),
-    keyword(None, "gpu_sharing", str, "",
-            "How the device plugin shares a GPU between pods: mps or time-slicing.", metavar="MODE"),
-    keyword(None, "runtime_class", str, "", "RuntimeClass of the pods, such as nvidia.", metavar="NAME"),
-    keyword(None, "node_cpus", int | None, None,
-            "Cores of a node that pods may use; the config is checked against it.", least=1),
-    keyword(None, "node_memory", str | None, None,
-            "Memory of a node that pods may use, such as 64Gi; the config is checked against it.",
-            metavar="MEMORY"),
-    keyword(None, "gpu_memory", str | None, None,
-            "Memory of a GPU; checked if gpu_memory_nbytes is set.", metavar="MEMORY"),
-    keyword(None, "tls_secret", str, "",
-            "Secret with tls.crt and tls.key, for pods that speak TLS.", metavar="NAME"),
-    keyword(None, "prometheus", str, _DEFAULTS.prometheus,
-            "URL of Prometheus, which KEDA queries.", metavar="URL"),
-)
-# fmt: on
-_with_pod_options = partial(with_options, options=_OPTIONS)
+#: Words for values in ``--help``; other values are names, memory or integers.
+_METAVARS: Final = {
+    "image": "IMAGE", "gpu_resource": "RESOURCE", "gpu_product": "PRODUCT", "gpu_sharing": "MODE",
+    "prometheus": "URL",
+}  # fmt: skip
+
+
+def _flag_of(row: OptionRow) -> inspect.Parameter:
+    """Return the flag of an option; memory is given as a text without ``_nbytes`` in the name."""
+    name, kind, option = row.name.removesuffix("_nbytes"), str if row.option.unit else row.hint, row.option
+    more: dict[str, Any] = {"least": option.least} if kind is int else {}
+    if kind is str:
+        more["metavar"] = "MEMORY" if option.unit else _METAVARS.get(name, "NAME")
+    return keyword(None, name, kind | None if row.has_none else kind, row.default, option.description, **more)
+
+
+def _with_flags(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command that ends in ``**flags`` the flags of these ``ExportOptions``; without names, of all."""
+    chosen = [one for name, one in rows(ExportOptions).items() if not names or name in names]
+    return partial(with_options, options=[*map(_flag_of, chosen)])
 
 
 def _export_options(flags: dict[str, Any]) -> ExportOptions:
-    """Return the flags as ``ExportOptions``, memory in bytes."""
-    given: dict[str, Any] = {name: value for name, value in flags.items() if name not in _MEMORY_FIELDS}
-    amounts = {field: _nbytes(name, flags[name]) for name, field in _MEMORY_FIELDS.items()}
-    return ExportOptions(**given | amounts)
-
-
-def _nbytes(name: str, text: str | None) -> int | None:
+    """Return the flags as ``ExportOptions``; raise BadParameter if an amount of memory is none."""
     from gpuserve.export.pod_sizing import parse_nbytes
 
-    try:
-        return None if text is None else parse_nbytes(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--" + name.replace("_", "-")) from None
+    given: dict[str, Any] = {}
+    for name in rows(ExportOptions):
+        value = flags.get(flag := name.removesuffix("_nbytes"))
+        if value is not None and flag != name:
+            try:
+                value = parse_nbytes(value)
+            except ValueError as error:
+                hint = "--" + flag.replace("_", "-")
+                raise typer.BadParameter(str(error), param_hint=hint) from None
+        if flag in flags:
+            given[name] = value
+    return ExportOptions(**given)
 
 
-@_with_pod_options
+@_with_flags()
 def kubernetes(config: Config, out: Out = None, **flags: Any) -> None:
     """Write a kustomize base, with overlays for surge, DaemonSet, KEDA and monitoring.
 
@@ -142,7 +110,7 @@ def kubernetes(config: Config, out: Out = None, **flags: Any) -> None:
         _write_files(out, rendering.kubernetes_files(configuration, options))
 
 
-@_with_pod_options
+@_with_flags()
 def kserve(config: Config, out: Out = None, **flags: Any) -> None:
     """Write a ServingRuntime and an InferenceService, for KServe in its Standard mode.
 
@@ -155,9 +123,8 @@ def kserve(config: Config, out: Out = None, **flags: Any) -> None:
     _write_files(out, {"kserve.yaml": rendering.kserve_stream(_load_config(config), options)})
 
 
-def compose(
-    config: Config, image: Image, name: ComposeName = "", mount: Mount = "", out: Folder = "compose"
-) -> None:
+@_with_flags("image", "name")
+def compose(config: Config, mount: Mount = "", out: Folder = "compose", **flags: Any) -> None:
     """Write a server with Prometheus, Grafana, dashboard and alerts, for Docker Compose.
 
     The files are for one machine. The folder of the config is mounted, so the image needs
@@ -169,12 +136,12 @@ def compose(
     """
     from gpuserve.export import rendering
 
-    options = ExportOptions(image=image, name=name)
     mount = mount or os.path.relpath(os.path.dirname(os.path.abspath(config)), out)
-    _write_files(out, rendering.compose_files(_load_config(config), options, config, mount))
+    _write_files(out, rendering.compose_files(_load_config(config), _export_options(flags), config, mount))
 
 
-def systemd(config: Config, name: Name = "", user: User = "", out: Out = None) -> None:
+@_with_flags("name")
+def systemd(config: Config, user: User = "", out: Out = None, **flags: Any) -> None:
     """Write a service and a socket unit for systemd, on one machine.
 
     The socket unit keeps the ports: connections wait while the service restarts, so a restart
@@ -186,21 +153,14 @@ def systemd(config: Config, name: Name = "", user: User = "", out: Out = None) -
     """
     from gpuserve.export import rendering
 
-    options = ExportOptions(name=name)
-    files = rendering.systemd_files(_load_config(config), options, config, user)
+    files = rendering.systemd_files(_load_config(config), _export_options(flags), config, user)
     if out is None:
         files = {"": "\n".join(f"# {file}\n{text}" for file, text in files.items())}
     _write_files(out, files)
 
 
-def envoy(
-    config: Config,
-    name: Name = "",
-    namespace: Namespace = "",
-    host: Host = "",
-    tls_secret: TlsSecret = "",
-    out: Out = None,
-) -> None:
+@_with_flags("name", "namespace", "tls_secret")
+def envoy(config: Config, host: Host = "", out: Out = None, **flags: Any) -> None:
     """Write the configuration of Envoy in front of the pods.
 
     Envoy balances single requests by the health of each pod, and retries requests that a
@@ -212,14 +172,14 @@ def envoy(
     """
     from gpuserve.export import rendering
 
-    options = ExportOptions(name=name, namespace=namespace, tls_secret=tls_secret)
-    files = rendering.envoy_config_files(_load_config(config), options, host)
+    files = rendering.envoy_config_files(_load_config(config), _export_options(flags), host)
     if out is None and len(files) > 1:
         raise typer.BadParameter("expected a folder: with TLS there are several files", param_hint="--out")
     _write_files(out, files)
 
 
-def grafana(config: Config, name: Name = "", out: Out = None) -> None:
+@_with_flags("name")
+def grafana(config: Config, out: Out = None, **flags: Any) -> None:
     """Write a dashboard for Grafana, as JSON.
 
     Example:
@@ -227,13 +187,12 @@ def grafana(config: Config, name: Name = "", out: Out = None) -> None:
     """
     from gpuserve.export import rendering
 
-    text = rendering.grafana_text(_load_config(config), ExportOptions(name=name))
+    text = rendering.grafana_text(_load_config(config), _export_options(flags))
     _write_files(out, {"dashboard.json": text})
 
 
-def alerts(
-    config: Config, name: Name = "", namespace: Namespace = "", plain: Plain = False, out: Out = None
-) -> None:
+@_with_flags("name", "namespace")
+def alerts(config: Config, plain: Plain = False, out: Out = None, **flags: Any) -> None:
     """Write alert rules, as a PrometheusRule or as a rule file of Prometheus.
 
     Examples:
@@ -242,7 +201,7 @@ def alerts(
     """
     from gpuserve.export import rendering
 
-    options = ExportOptions(name=name, namespace=namespace)
+    options = _export_options(flags)
     if plain:
         _write_files(out, {"rules.yaml": rendering.rules_text(_load_config(config), options)})
         return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from gpuserve.config.problems import Origin, Problem, dotted
+from gpuserve.model.options import option
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
@@ -21,37 +22,41 @@ DEFAULT_NAME: Final = "gpuserve"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 MPS: Final = "mps"
 GPU_SHARING: Final = ("", MPS, "time-slicing")
-PROMETHEUS: Final = "http://prometheus-operated.monitoring:9090"
-DEFAULT_REPLICAS: Final = 2
 #: The default of ``max_replicas`` as a multiple of ``replicas``.
 MAX_REPLICAS_FACTOR: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """The options. ``name`` "" is the only model's name, or ``gpuserve``; None is not checked."""
+    """The options of ``gpuserve export``, from which its flags follow. Memory is in bytes."""
 
-    image: str = ""
-    name: str = ""
-    namespace: str = ""
-    replicas: int = DEFAULT_REPLICAS
-    max_replicas: int | None = None
-    gpus_per_node: int | None = None
-    #: Resource name of a GPU or a MIG slice: nvidia.com/gpu, nvidia.com/mig-1g.10gb.
-    gpu_resource: str = GPU_RESOURCE
-    #: Whether nodes have the labels of NVIDIA's GPU operator.
-    gpu_operator: bool = False
-    gpu_product: str = ""
-    min_gpu_memory_nbytes: int | None = None
-    #: How the device plugin shares GPUs between pods: "", "mps" or "time-slicing".
-    gpu_sharing: str = ""
-    runtime_class: str = ""
-    node_cpus: int | None = None
-    node_memory_nbytes: int | None = None
-    gpu_memory_nbytes: int | None = None
-    #: The Secret with tls.crt and tls.key (and ca.crt), if the config file names no certificate.
-    tls_secret: str = ""
-    prometheus: str = PROMETHEUS
+    # fmt: off
+    image: str = option("", "Image of the server, with a tag or a digest.")
+    name: str = option("", "Name of the exported objects; default that of the only model, or gpuserve.")
+    namespace: str = option("", "Namespace; default the namespace of kubectl apply.")
+    replicas: int = option(2, "Number of pods, at least.", least=1)
+    max_replicas: int | None = option(None,
+        "Number of pods, at most; default four times --replicas.", least=1)
+    gpus_per_node: int | None = option(None,
+        "GPUs of a node, or MIG slices; required if the config has cuda:*.", least=1)
+    gpu_resource: str = option(GPU_RESOURCE, "Resource name of a GPU, such as nvidia.com/mig-1g.10gb.")
+    gpu_operator: bool = option(False,
+        "Run on nodes that NVIDIA's GPU operator labels only; a plain device plugin sets no labels.")
+    gpu_product: str = option("", "Run on nodes with this label nvidia.com/gpu.product only.")
+    min_gpu_memory_nbytes: int | None = option(None,
+        "Run on nodes whose label nvidia.com/gpu.memory is at least this, such as 79Gi.")
+    gpu_sharing: str = option("", "How the device plugin shares a GPU between pods: mps or time-slicing.")
+    runtime_class: str = option("", "RuntimeClass of the pods, such as nvidia.")
+    node_cpus: int | None = option(None,
+        "Cores of a node that pods may use; the config is checked against it.", least=1)
+    node_memory_nbytes: int | None = option(None,
+        "Memory of a node that pods may use, such as 64Gi; the config is checked against it.")
+    gpu_memory_nbytes: int | None = option(None, "Memory of a GPU; checked if gpu_memory_nbytes is set.")
+    tls_secret: str = option("",
+        "Secret with tls.crt and tls.key (and ca.crt), if pods use TLS and the config names no certificate.")
+    prometheus: str = option("http://prometheus-operated.monitoring:9090",
+        "URL of Prometheus, which KEDA queries.")
+    # fmt: on
 
     @property
     def max_pods(self) -> int:
