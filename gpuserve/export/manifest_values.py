@@ -51,23 +51,9 @@ PORT_NAMES: Final = {name: name for name in _PORTS}
 KSERVE_PORT_NAMES: Final = {HTTP: "http1", GRPC: "h2c", METRICS: METRICS, HEALTH: HEALTH}
 
 
-# Constants of the exported autoscalers. ``docs/autoscaling.md`` has the simulation that decided them.
-
 #: Target of ``gpuserve_saturation``, the mean of all pods. Up to this value each higher target needs fewer
-#: pods under all simulated traffic; above, more of a burst is rejected.
+#: pods under all simulated traffic (docs/autoscaling.md); above, more of a burst is rejected.
 SATURATION_TARGET: Final = 0.8
-#: Scale up at once: requests that wait for the next reading would be rejected meanwhile.
-UP_WINDOW_S: Final = 0
-#: Twice the pods in a minute, the time in which a pod starts. A leftover queue raises saturation far above 1,
-#: which asks for ever more pods until new ones share the load.
-UP_PERCENT: Final = 100
-UP_PERIOD_S: Final = 60
-#: Scale down to the highest demand of ten minutes: a third fewer requests of bursts are rejected than with
-#: the default of five minutes, for a sixth more pods under bursts and a twenty-fifth more over days.
-DOWN_WINDOW_S: Final = 600
-#: A tenth of the pods in a minute, at least one.
-DOWN_PERCENT: Final = 10
-DOWN_PERIOD_S: Final = 60
 
 
 def placeholder_values(
@@ -91,7 +77,9 @@ def placeholder_values(
         **{one.name: getattr(sizes, one.name) for one in dataclasses.fields(sizes)},
         **_port_values(ServerPorts.of(settings, options), settings.tls_client_ca, options.tls_secret, name),
         **_config_object_values(name, bundle_config(configuration), secret=has_token),
-        **_scaling_values(),
+        "behavior": fill_template("behavior.yaml", {})[0],
+        "saturation_target": SATURATION_TARGET,
+        "saturation_target_milli": round(SATURATION_TARGET * 1000),
         "labels": labels,
         "metrics_labels": {**labels, "app.kubernetes.io/component": METRICS},
         "dashboard_labels": {**labels, "grafana_dashboard": "1"},
@@ -145,22 +133,6 @@ def server_keys_in_file(configuration: Configuration) -> frozenset[str]:
     """Return the keys of ``server`` that the config file has."""
     given: frozenset[str] = configuration.entries.server.given
     return given
-
-
-def _scaling_values() -> dict[str, Any]:
-    (behavior,) = fill_template(
-        "behavior.yaml",
-        {
-            "up_window_s": UP_WINDOW_S,
-            "up_percent": UP_PERCENT,
-            "up_period_s": UP_PERIOD_S,
-            "down_window_s": DOWN_WINDOW_S,
-            "down_percent": DOWN_PERCENT,
-            "down_period_s": DOWN_PERIOD_S,
-        },
-    )
-    milli = round(SATURATION_TARGET * 1000)
-    return {"behavior": behavior, "saturation_target": SATURATION_TARGET, "saturation_target_milli": milli}
 
 
 def _port_values(ports: ServerPorts, client_ca: str | None, tls_secret: str, name: str) -> dict[str, Any]:
