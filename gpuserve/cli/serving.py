@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpuserve.config.load import Configuration
     from gpuserve.config.precedence import Override
-    from gpuserve.config.repositories import CallableSource, FileRepository
+    from gpuserve.config.repositories import FileRepository
     from gpuserve.config.triton.load import TritonRepository
     from gpuserve.supervisor.processes.child_process import EarlyFront
     from gpuserve.supervisor.supervisor import Supervisor
@@ -86,7 +86,7 @@ def serve_repositories(
 
 def serve_configuration(
     configuration: Configuration,
-    repository: FileRepository | TritonRepository | CallableSource | None,
+    repository: FileRepository | TritonRepository | None,
     early: EarlyFront | None = None,
     reload_mode: ReloadMode = ReloadMode.NONE,
 ) -> int:

@@ -150,40 +150,37 @@ class FileRepository:
     def __init__(
         self, path: str, environ: Mapping[str, str], flags: Sequence[Override], start: Configuration
     ) -> None:
-        self.start = start
+        self.start = self._last = start
         self.path = path
-        self._environ = dict(environ)
-        self._flags = flags
-        self._known = _names(start)
-        self._descriptions = start.descriptions
+        self._load = partial(load_file, path, dict(environ), flags)
         self._files = named_files(start)
         self.start_fingerprints = self.fingerprints()
 
     def names(self) -> Sequence[str]:
-        return self._known
+        return tuple(dict.fromkeys(one.name for one in self._last.models))
 
     def read(self, model: str) -> Sequence[ModelSpec]:
         """Return a model's versions in the current file, asking only its callables; raise ConfigProblems."""
-        others = [one for one in self._descriptions if one.model != model]
+        others = [one for one in self._last.descriptions if one.model != model]
         return [one for one in self._read(others).models if one.name == model]
 
     def read_all(self, changed: Collection[str] | None = None) -> Configuration:
-        """Return the current configuration of the file, or raise ConfigProblems. With ``changed``, only
-        callables of these models are asked again, and a model whose callable cannot be asked is ``broken``.
+        """Return the current configuration, or raise ConfigProblems. With ``changed``, only callables of
+        these models are asked again, and a model whose callable cannot be asked is ``broken``.
         """
         if changed is None:
             return self._read(())
-        return self._read([one for one in self._descriptions if one.model not in changed], self._descriptions)
+        known = self._last.descriptions
+        return self._read([one for one in known if one.model not in changed], known)
 
     def _read(
         self, known: Iterable[ModelDescription], stale: Iterable[ModelDescription] = ()
     ) -> Configuration:
-        configuration = load_file(self.path, self._environ, self._flags, known=known, stale=stale)
+        configuration = self._load(known=known, stale=stale)
         if problems := trace_problems(configuration):
             raise ConfigProblems(problems)
-        self._known = _names(configuration)
         self._files = named_files(configuration, self._files)
-        self._descriptions = configuration.descriptions
+        self._last = configuration
         return configuration
 
     def fingerprints(self) -> Mapping[Hashable, Hashable]:
@@ -191,7 +188,30 @@ class FileRepository:
         return {WHOLE: file_fingerprint(self.path), **fingerprints_of(self._files)}
 
     def folders(self) -> Collection[str]:
-        return {os.path.dirname(os.path.abspath(self.path)), *folders_of(self._files)}
+        return {self.start.base_dir, *folders_of(self._files)}
+
+
+class CallableSource(FileRepository):
+    """One model without a config file, asked again for each load and reload, with the flags of the start."""
+
+    def __init__(
+        self, target: str, flags: CallableFlags, server: Sequence[Override], environ: Mapping[str, str]
+    ) -> None:
+        self._load_model = partial(load_callable, target, flags, server, dict(environ))
+        super().__init__("", environ, server, self._load_model())
+
+    def _read(self, *_descriptions: Iterable[ModelDescription]) -> Configuration:
+        self._last = self._load_model()
+        return self._last
+
+    def read_all(self, changed: Collection[str] | None = None) -> Configuration:
+        """Return the current configuration, or raise ConfigProblems; with ``changed``, mark it ``broken``."""
+        try:
+            return self._read()
+        except ConfigProblems as error:
+            if changed is None:
+                raise
+            return dataclasses.replace(self._last, broken=dict.fromkeys(self.names(), error))
 
 
 def named_files(
@@ -225,45 +245,3 @@ def folders_of(files: Mapping[str, Iterable[str]]) -> set[str]:
         found.add(os.path.dirname(path))
         found.update(folders_in(path) if os.path.isdir(path) else [os.path.dirname(os.path.realpath(path))])
     return found
-
-
-def _names(configuration: Configuration) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one.name for one in configuration.models))
-
-
-class CallableSource:
-    """One model without a config file, asked again for each load and reload, with the flags of the start."""
-
-    path = ""
-
-    def __init__(
-        self, target: str, flags: CallableFlags, server: Sequence[Override], environ: Mapping[str, str]
-    ) -> None:
-        self._load = partial(load_callable, target, flags, server, dict(environ))
-        self.start = self._last = self._load()
-        self._files = named_files(self.start)
-        self.start_fingerprints = self.fingerprints()
-
-    def names(self) -> Sequence[str]:
-        return [one.name for one in self._last.models]
-
-    def read(self, model: str) -> Sequence[ModelSpec]:
-        """Return the current model, or [] for another name; raise ConfigProblems if it cannot be served."""
-        return [one for one in self.read_all().models if one.name == model]
-
-    def read_all(self, changed: Collection[str] | None = None) -> Configuration:
-        """Return the current configuration, or raise ConfigProblems; with ``changed``, mark it ``broken``."""
-        try:
-            self._last = self._load()
-        except ConfigProblems as error:
-            if changed is None:
-                raise
-            return dataclasses.replace(self._last, broken=dict.fromkeys(self.names(), error))
-        return self._last
-
-    def fingerprints(self) -> Mapping[Hashable, Hashable]:
-        """Return the fingerprints of the callable's files; may be called from any thread."""
-        return fingerprints_of(self._files)
-
-    def folders(self) -> Collection[str]:
-        return {os.getcwd(), *folders_of(self._files)}
