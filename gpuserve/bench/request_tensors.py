@@ -19,29 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuserve.bench.load_plan import BenchOptionError, error_reason
-from gpuserve_worker.protocol.tensor import BYTES, element_count, encode_bytes, numpy_dtype
+from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, element_count, encode_bytes, numpy_dtype
 
 #: The limit of a generated tensor; a larger one is most likely a typing error.
 _MAX_ELEMENTS = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class TensorMetadata:
-    """The server's description of a tensor: with the batch axis if the model batches; -1 is any size."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    optional: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class TargetModel:
-    """The model under load. ``max_batch_size`` is 0 without a batch axis, or if it is unknown."""
+    """The model under load, as the server describes it: shapes have the batch axis if the model batches.
+    ``max_batch_size`` is 0 without a batch axis, or if it is unknown.
+    """
 
     name: str
-    inputs: tuple[TensorMetadata, ...]
-    outputs: tuple[TensorMetadata, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     max_batch_size: int = 0
     decoupled: bool = False
 
@@ -89,7 +81,7 @@ def request_shapes(
 
 
 def _request_shape(
-    model: TargetModel, tensor: TensorMetadata, given: tuple[int, ...] | None, batch_size: int
+    model: TargetModel, tensor: TensorSpec, given: tuple[int, ...] | None, batch_size: int
 ) -> tuple[int, ...]:
     batch = (batch_size,) if model.max_batch_size else ()
     declared = tensor.shape[1:] if batch else tensor.shape
@@ -135,7 +127,7 @@ def generated_tensors(
 
 
 def _generated_tensor(
-    tensor: TensorMetadata,
+    tensor: TensorSpec,
     shape: tuple[int, ...],
     fill: TensorFill,
     string_length: int,
@@ -158,7 +150,7 @@ def _generated_tensor(
     return source.random(shape, np.float32).astype(dtype)
 
 
-def dtype_of(tensor: TensorMetadata) -> np.dtype[Any]:
+def dtype_of(tensor: TensorSpec) -> np.dtype[Any]:
     """Return the numpy type of an input; raise BenchOptionError if its datatype is not one of v2."""
     try:
         return numpy_dtype(tensor.datatype)
@@ -190,9 +182,7 @@ def fitted_tensors(
     return found
 
 
-def _fitted_tensor(
-    model: TargetModel, tensor: TensorMetadata, value: Any, batch_size: int, option: str
-) -> Array:
+def _fitted_tensor(model: TargetModel, tensor: TensorSpec, value: Any, batch_size: int, option: str) -> Array:
     array = _typed_array(tensor, value, option)
     wanted = tensor.shape
     if model.max_batch_size and array.ndim == len(wanted) - 1:
@@ -204,7 +194,7 @@ def _fitted_tensor(
     return array
 
 
-def _typed_array(tensor: TensorMetadata, value: Any, option: str) -> Array:
+def _typed_array(tensor: TensorSpec, value: Any, option: str) -> Array:
     dtype = dtype_of(tensor)
     try:
         array = np.array(value)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from gpuserve.bench.load_plan import BenchError, BenchOptionError, error_reason
 from gpuserve.bench.loader_messages import tls_context
 from gpuserve.bench.request_payloads import HttpRequest, Target, model_path
-from gpuserve.bench.request_tensors import TargetModel, TensorMetadata
+from gpuserve.bench.request_tensors import TargetModel
 from gpuserve.client.client_settings import ServerUrl
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 if TYPE_CHECKING:
     import grpc
@@ -267,12 +268,10 @@ def _parse_document(content: bytes) -> JsonDocument:
     return found if isinstance(found, dict) else {}
 
 
-def _tensor_metadata(
-    found: Sequence[Mapping[str, Any]], optional: frozenset[str]
-) -> tuple[TensorMetadata, ...]:
+def _tensor_metadata(found: Sequence[Mapping[str, Any]], optional: frozenset[str]) -> tuple[TensorSpec, ...]:
     shapes = [tuple(map(int, one.get("shape", ()))) for one in found]
     return tuple(
-        TensorMetadata(one["name"], one["datatype"], shape, one["name"] in optional)
+        TensorSpec(one["name"], one["datatype"], shape, one["name"] in optional)
         for one, shape in zip(found, shapes, strict=True)
     )
 

@@ -25,7 +25,6 @@ from gpuserve.bench.request_payloads import (
 from gpuserve.bench.request_tensors import (
     TargetModel,
     TensorFill,
-    TensorMetadata,
     fitted_tensors,
     generated_tensors,
     parse_shapes,
@@ -33,15 +32,15 @@ from gpuserve.bench.request_tensors import (
     request_shapes,
     tensor_bytes,
 )
-from gpuserve_worker.protocol.tensor import decode_bytes
+from gpuserve_worker.protocol.tensor import TensorSpec, decode_bytes
 
 MODEL = TargetModel(
     "m",
-    (TensorMetadata("x", "FP32", (-1, -1, 3)), TensorMetadata("o", "BYTES", (-1, 1), optional=True)),
-    (TensorMetadata("y", "FP32", (-1, 1)),),
+    (TensorSpec("x", "FP32", (-1, -1, 3)), TensorSpec("o", "BYTES", (-1, 1), optional=True)),
+    (TensorSpec("y", "FP32", (-1, 1)),),
     max_batch_size=8,
 )
-FLAT = TargetModel("flat", (TensorMetadata("n", "INT8", (2,)),), ())
+FLAT = TargetModel("flat", (TensorSpec("n", "INT8", (2,)),), ())
 
 
 def test_shapes_of_a_request() -> None:
@@ -78,7 +77,7 @@ def test_shapes_that_cannot_be_read(text: str) -> None:
 
 @pytest.mark.parametrize("datatype", ["BOOL", "INT8", "UINT64", "FP16", "BF16", "FP32", "FP64", "BYTES"])
 def test_made_up_tensors_of_every_kind(datatype: str) -> None:
-    model = TargetModel("m", (TensorMetadata("x", datatype, (2, 3)),), ())
+    model = TargetModel("m", (TensorSpec("x", datatype, (2, 3)),), ())
     for fill in TensorFill:
         one = generated_tensors(model, {"x": (2, 3)}, fill, 5, 1)["x"]
         again = generated_tensors(model, {"x": (2, 3)}, fill, 5, 1)["x"]
@@ -150,7 +149,7 @@ def test_values_that_do_not_fit(given: dict[str, Any], said: str) -> None:
 
 def test_the_bytes_of_requests() -> None:
     target = Target(parse_url("http://host:9", None), "m m", "2", (("authorization", "x"),))
-    model = TargetModel("m m", (TensorMetadata("x", "INT32", (2,)), TensorMetadata("z", "INT32", (1,))), ())
+    model = TargetModel("m m", (TensorSpec("x", "INT32", (2,)), TensorSpec("z", "INT32", (1,))), ())
     arrays = {"x": np.array([1, 2], np.int32), "z": np.array([3], np.int32)}
     tensors = Tensors(arrays, {"z": TensorPlace("in", 64, 4)}, {"y": TensorPlace("out", 0, 8)})
     request = service_pb2.ModelInferRequest.FromString(grpc_message(target, model, tensors))
