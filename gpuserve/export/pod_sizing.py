@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -11,6 +10,7 @@ from gpuserve.config.settings.server import TERMINATED_LAME_DUCK_S
 from gpuserve.config.settings.values import AUTO, auto_ingress_processes
 from gpuserve.devices.names import CPU, EVERY_GPU, devices_of, number_of
 from gpuserve.export.manifest_templates import Reasoned
+from gpuserve.model.options import NBYTES, parse_quantity
 from gpuserve.model.rules import mapping
 from gpuserve_worker.memory.arena import RETAINED_NBYTES
 from gpuserve_worker.memory.segments import SEGMENT_NBYTES
@@ -30,18 +30,14 @@ if TYPE_CHECKING:
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
-_UNITS: Final = {
-    "": 1,
-    "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
-    "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 1 << 40,
-}  # fmt: skip
-_FORM: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 
 
 def parse_nbytes(text: str) -> int:
     """Return the bytes of ``64Gi``, ``512Mi`` or ``80G``; raise ValueError for another form, or for 0."""
-    found = _FORM.fullmatch(text.strip())
-    nbytes = round(float(found[1]) * _UNITS[found[2] or ""]) if found else 0
+    try:
+        nbytes = int(parse_quantity(f"{text.strip()}B", NBYTES))
+    except (ValueError, OverflowError):
+        nbytes = 0
     if nbytes <= 0:
         raise ValueError(f"expected an amount of memory such as 64Gi or 512Mi, given {text!r}")
     return nbytes
@@ -49,9 +45,9 @@ def parse_nbytes(text: str) -> int:
 
 def quantity(nbytes: int) -> str:
     """Return the amount in the largest unit that divides it: ``9Gi``, ``9344Mi``."""
-    for unit in ("Gi", "Mi", "Ki"):
-        if nbytes and nbytes % _UNITS[unit] == 0:
-            return f"{nbytes // _UNITS[unit]}{unit}"
+    for unit, size in (("Gi", GIB), ("Mi", MIB), ("Ki", KIB)):
+        if nbytes and nbytes % size == 0:
+            return f"{nbytes // size}{unit}"
     return str(nbytes)
 
 
