@@ -29,8 +29,7 @@ from gpuserve.config.triton.load import load_target
 from gpuserve.devices.mps import missing_daemon
 from gpuserve.devices.names import CPU, OFF, ON
 from gpuserve.devices.placement import n_processors
-from gpuserve.model.placement import ServerDevices, installed_cupy
-from gpuserve.model.threads import cores_of_instances, n_threads, overload
+from gpuserve.model.placement import ServerDevices, cores_of_instances, installed_cupy, n_threads, overload
 from gpuserve.supervisor.control.operator_client import PortHolder, holder_of, listening_names, running
 from gpuserve_worker.memory.segments import available_nbytes
 

@@ -1,5 +1,5 @@
-"""Placement of models on the devices of a server, changes of the number of instances, and checks for GPU
-libraries.
+"""Placement of models on the devices of a server, changes of the number of instances, their shares of the
+cores, and checks for GPU libraries.
 
 The inventory of devices is taken when the first model that names a GPU is placed, and again for models that
 are loaded later. Device numbers stay those of the first inventory. cupy and torch are only looked up, not
@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpuserve.core.errors import DeviceError, InvalidArgument
 from gpuserve.devices.names import AUTO, CPU, TOGETHER, devices_of
-from gpuserve.devices.placement import ANYWHERE, Placement, placement_on
+from gpuserve.devices.placement import (
+    ANYWHERE,
+    THREADS_VARIABLE,
+    Placement,
+    placement_on,
+    threads_of_environment,
+)
 from gpuserve.model.spec import MAX_INSTANCES, InstanceSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -253,6 +259,52 @@ def _check(spec: ModelSpec, count: int) -> None:
             f"the {len(spec.instances)} instances of model '{spec.name}' have different callables: there "
             f"cannot be {count} on each device"
         )
+
+
+#: Variables of libraries that would otherwise use all cores in each instance.
+_OWN: Final = (
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+#: The front and the ingress processes have cores of their own if these are at most this part of all cores. On
+#: smaller machines they would take more from large models than they need.
+_RESERVED_PART: Final = 1 / 8
+
+
+def cores_of_instances(processors: float, ingress_processes: int) -> float:
+    """Return the cores that the instances of a server share."""
+    needed = 1 + (ingress_processes if ingress_processes > 1 else 0)
+    return processors - min(needed, int(processors * _RESERVED_PART))
+
+
+def n_threads(instance: InstanceSpec, instances: Sequence[InstanceSpec], cores: float) -> int:
+    """Return the threads of an instance's process: of the config, the environment or a share of ``cores``."""
+    if instance.threads or (from_environment := threads_of_environment()):
+        return instance.threads or from_environment
+    sharing = [one for one in instances if not one.threads]
+    bound = {cpu for one in sharing for cpu in one.cpus}
+    left = len(instance.cpus) or cores - len(bound) - sum(one.threads * one.ranks for one in instances)
+    return max(1, int(left / max(1, sum(one.ranks for one in sharing if one.cpus == instance.cpus))))
+
+
+def thread_variables(instance: InstanceSpec, threads: int) -> dict[str, str]:
+    """Return a worker's thread-count variables; only the config's ``threads`` overrides the user's."""
+    if instance.threads:
+        return dict.fromkeys((THREADS_VARIABLE, *_OWN), f"{threads}")
+    return {} if THREADS_VARIABLE in os.environ else {THREADS_VARIABLE: f"{threads}"}
+
+
+def overload(instances: Sequence[InstanceSpec], cores: float) -> str:
+    """Return a sentence about instances that together have more threads than there are cores, or ""."""
+    total = sum(n_threads(one, instances, cores) * one.ranks for one in instances)
+    if total <= max(cores, sum(one.ranks for one in instances)):
+        return ""
+    return (
+        f"{len(instances)} instances have {total} threads for {cores:g} cores, and wait for each other: "
+        f"lower instances[].threads or {THREADS_VARIABLE}"
+    )
 
 
 _EXTRAS: Final = "pip install 'gpuserve[cuda12]' or 'gpuserve[cuda13]'"

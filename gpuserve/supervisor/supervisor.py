@@ -17,9 +17,8 @@ from gpuserve.core.errors import BindError, GpuserveError, ModelUnrecoverable, S
 from gpuserve.core.event_log import OBSERVED_BY_FRONT, EventKind, EventLog
 from gpuserve.devices.mps import MpsDaemon
 from gpuserve.devices.placement import n_processors
-from gpuserve.model.placement import ServerDevices
+from gpuserve.model.placement import ServerDevices, cores_of_instances, n_threads, overload
 from gpuserve.model.spec import RESTART_WORKER, InstanceSpec, ModelSpec
-from gpuserve.model.threads import cores_of_instances, n_threads, overload
 from gpuserve.supervisor.attach.attached_programs import AttachedModels
 from gpuserve.supervisor.control import front_messages as messages
 from gpuserve.supervisor.control.operator_protocol import OnOutcome

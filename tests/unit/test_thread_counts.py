@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gpuserve.model.placement import cores_of_instances, n_threads, overload
 from gpuserve.model.spec import InstanceSpec
-from gpuserve.model.threads import cores_of_instances, n_threads, overload
 
 
 def instances(*each: dict[str, Any]) -> list[InstanceSpec]:

@@ -13,8 +13,8 @@ from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import AttachError, BindError, GpuserveError, ModelUnrecoverable, StartupError
 from gpuserve.core.states import StepTable
 from gpuserve.devices.placement import n_processors
+from gpuserve.model.placement import n_threads
 from gpuserve.model.spec import RESTART_WORKER, InstanceSpec, ModelSpec
-from gpuserve.model.threads import n_threads
 from gpuserve.supervisor.control import attach_protocol as attach
 from gpuserve.supervisor.control.attach_protocol import (
     AttachConnection,

@@ -18,8 +18,8 @@ from gpuserve.config.settings.server import POLL
 from gpuserve.core.errors import StartupError
 from gpuserve.devices.mps import MpsDaemon
 from gpuserve.devices.names import CPU, gpu_name
+from gpuserve.model.placement import thread_variables
 from gpuserve.model.spec import InstanceSpec, ModelSpec
-from gpuserve.model.threads import thread_variables
 from gpuserve.supervisor.control.reactor import Channel, Reactor
 from gpuserve.supervisor.processes.child_process import Child, spawn
 from gpuserve.supervisor.processes.child_supervision import LogLines, MonitoredChild, OutputRate
