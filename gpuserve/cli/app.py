@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuserve.cli.bench_command import bench
-from gpuserve.cli.check_command import check, config, devices, schema
-from gpuserve.cli.doctor_command import doctor
+from gpuserve.cli.check_command import check, config, devices, doctor, schema
 from gpuserve.cli.exit_codes import ExitCode, exit_code_of, help_text, report_error
 from gpuserve.cli.export_command import export_app
 from gpuserve.cli.new.new_command import new
