@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
 
@@ -61,7 +62,7 @@ class LoaderSetup:
     tls: ClientTlsFiles | None
     grpc: bool
     head: bytes
-    requests: list[bytes]
+    requests: Sequence[bytes]
     in_streams: bool
     timeout_s: float
     drain_s: float
@@ -136,19 +137,14 @@ def pack_message(message: LoaderMessage) -> bytes:
 
 def message_unpacker() -> msgpack.Unpacker:
     """Return a parser of packed messages, whose objects go to ``unpack_message``."""
-    return msgpack.Unpacker(use_list=True, max_buffer_size=0)
+    return msgpack.Unpacker(use_list=False, max_buffer_size=0)
 
 
 def unpack_message(data: Any) -> LoaderMessage:
     """Return the message of an object of ``message_unpacker``."""
     name, fields = data
     if "interval" in fields:
-        counts = fields["interval"]
-        failures = {kind: (count, text) for kind, (count, text) in counts.pop("failures").items()}
-        pairs: dict[str, Any] = {
-            name: tuple(one) if isinstance(one, list) else one for name, one in counts.items()
-        }
-        fields["interval"] = CallCounts(failures=failures, **pairs)
+        fields["interval"] = CallCounts(**fields["interval"])
     if fields.get("tls"):
         fields["tls"] = ClientTlsFiles(**fields["tls"])
     message: LoaderMessage = _TYPES[name](**fields)
