@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from manifests import documents
 from operated import OperatedServer
 from processes import wait_until
 
@@ -20,20 +20,20 @@ from gpuserve.config.load import load_file
 from gpuserve.export import envoy_proxy
 from gpuserve.export.envoy_proxy import EnvoyProxy
 from gpuserve.export.export_options import ExportOptions
-from gpuserve.export.manifest_templates import yaml_text
-from gpuserve.export.pod_sizing import ServerPorts
+from gpuserve.export.manifest_values import TLS_FOLDER
 
 TIMEOUT_S = 20.0
 _PROGRAM = str(Path(sys.executable).with_name("envoy"))
-_ROLES = {"http": "HTTP", "grpc": "gRPC", "health": "health"}
+_ROLES = {"http": "HTTP", "grpc": "gRPC"}
+#: Of Envoy, by the name of the listener, and of its admin interface.
+_PORTS = ("http", "grpc", "status", "admin")
 
 
 class EnvoyInFront:
     """Its ports on this machine, as ``host:port``; ``log`` is what it said."""
 
-    def __init__(self, folder: Path, made: EnvoyProxy) -> None:
-        self.http, self.grpc = (f"localhost:{made.listen_ports[name]}" for name in ("http", "grpc"))
-        self.status, self.admin = (f"localhost:{port}" for port in (made.status_port, made.admin_port))
+    def __init__(self, folder: Path, ports: Mapping[str, int]) -> None:
+        self.http, self.grpc, self.status, self.admin = (f"localhost:{ports[name]}" for name in _PORTS)
         self.log = folder / "envoy.log"
 
     def ask_admin(self, path: str, method: str = "GET") -> str:
@@ -47,30 +47,24 @@ class EnvoyInFront:
 
 @contextlib.contextmanager
 def in_front_of(
-    folder: Path, config: Path, servers: Sequence[OperatedServer], **changes: Any
+    folder: Path, config: Path, servers: Sequence[OperatedServer], tls_folder: str = TLS_FOLDER
 ) -> Iterator[EnvoyInFront]:
-    """Run Envoy in the block. ``config`` is that of the servers, ``changes`` are fields of ``EnvoyProxy``."""
+    """Run Envoy in the block, as exported for the servers' ``config`` and moved to ports of this machine."""
     folder.mkdir()
-    http_port, grpc_port, admin_port, status_port = free_ports(4)
-    made = replace(
-        EnvoyProxy.of(load_file(str(config), {}), ExportOptions(name="localhost")),
-        listen_ports={"http": http_port, "grpc": grpc_port},
-        admin_port=admin_port,
-        status_port=status_port,
-        address="127.0.0.1",
-        folder=str(folder),
-        endpoints_folder=str(folder),
-        **changes,
-    )
+    ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
+    made = EnvoyProxy.of(load_file(str(config), {}), ExportOptions(name="localhost"))
     for name, text in envoy_proxy.envoy_files(made).items():
-        (folder / name).write_text(text)
-    for name in made.clusters:
-        (folder / f"{name}.yaml").write_text(yaml_text([_endpoints(made, name, servers)]))
-    envoy = EnvoyInFront(folder, made)
+        moved = text.replace(envoy_proxy.ENVOY_FOLDER, str(folder)).replace(TLS_FOLDER, tls_folder)
+        (folder / name).write_text(moved)
+    bootstrap = folder / envoy_proxy.BOOTSTRAP_FILE
+    (document,) = documents(bootstrap.read_text())
+    _move(document, ports, servers)
+    bootstrap.write_text(json.dumps(document))
+    envoy = EnvoyInFront(folder, ports)
     command = [
         _PROGRAM,
         "-c",
-        str(folder / envoy_proxy.BOOTSTRAP_FILE),
+        str(bootstrap),
         "--concurrency",
         "2",
         "--disable-hot-restart",
@@ -102,22 +96,30 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _endpoints(made: EnvoyProxy, name: str, servers: Sequence[OperatedServer]) -> dict[str, Any]:
-    """As in a cluster, but each server has ports of its own."""
-    version = str(time.monotonic())
-    document = envoy_proxy.endpoints_document(made, name, [], version)
-    for server in servers:
-        said = {role: server.addresses.get(name) for role, name in _ROLES.items()}
-        ports = {role: int(at.rpartition(":")[2]) for role, at in said.items() if at is not None}
-        there = replace(made, ports=ServerPorts(ports, made.ports.tls))
-        one = envoy_proxy.endpoints_document(there, name, ["127.0.0.1"], version)
-        _pods(document).extend(_pods(one))
-    return document
+def _move(document: dict[str, Any], ports: Mapping[str, int], servers: Sequence[OperatedServer]) -> None:
+    """Give Envoy these ports of this machine, and its clusters the servers, each of which has its own."""
+    document["admin"]["address"]["socket_address"]["port_value"] = ports["admin"]
+    for one in document["static_resources"]["listeners"]:
+        one["address"]["socket_address"] = {"address": "127.0.0.1", "port_value": ports[one["name"]]}
+    for one in document["static_resources"]["clusters"]:
+        (group,) = one["load_assignment"]["endpoints"]
+        (pod,) = (each["endpoint"] for each in group["lb_endpoints"])
+        if one["name"] == "admin":
+            pod["address"]["socket_address"]["port_value"] = ports["admin"]
+            continue
+        one["type"] = "STATIC"
+        del one["dns_lookup_family"]
+        group["lb_endpoints"] = [{"endpoint": _moved(pod, one["name"], server)} for server in servers]
 
 
-def _pods(document: dict[str, Any]) -> list[Any]:
-    found: list[Any] = document["resources"][0]["endpoints"][0]["lb_endpoints"]
-    return found
+def _moved(pod: dict[str, Any], cluster: str, server: OperatedServer) -> dict[str, Any]:
+    ports = {role: int(at.rpartition(":")[2]) for role, at in server.addresses.items()}
+    moved = pod | {
+        "address": {"socket_address": {"address": "127.0.0.1", "port_value": ports[_ROLES[cluster]]}}
+    }
+    if "health_check_config" in pod:
+        moved["health_check_config"] = {"port_value": ports["health"]}
+    return moved
 
 
 def _is_live(envoy: EnvoyInFront) -> bool:

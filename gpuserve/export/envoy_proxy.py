@@ -46,7 +46,7 @@ _ENVELOPE_NBYTES: Final = 64 * KIB
 
 @dataclass(frozen=True, slots=True)
 class EnvoyProxy:
-    """The settings of an Envoy. Its pods are behind ``host``, or in files of ``endpoints_folder``."""
+    """The settings of an Envoy, whose pods are behind ``host``."""
 
     name: str
     #: Ports of the pods.
@@ -57,14 +57,7 @@ class EnvoyProxy:
     #: Whether inference may run again after a pod or worker was lost with the request.
     runs_again: bool = True
     host: str = ""
-    endpoints_folder: str = ""
     address: str = "0.0.0.0"
-    #: For this machine only; None switches the port off.
-    admin_port: int | None = ADMIN_PORT
-    status_port: int | None = STATUS_PORT
-    tls_folder: str = TLS_FOLDER
-    #: The folder of Envoy's files.
-    folder: str = ENVOY_FOLDER
     asks_clients_for_certificates: bool = False
     #: The token for the health endpoints, if they require one.
     health_token: str | None = None
@@ -121,7 +114,6 @@ def _within_limits(batch_sizes: Iterable[int | None]) -> int:
 
 
 BOOTSTRAP_FILE: Final = "envoy.yaml"
-_ASSIGNMENT: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
 
 def envoy_files(proxy: EnvoyProxy) -> dict[str, str]:
@@ -129,14 +121,6 @@ def envoy_files(proxy: EnvoyProxy) -> dict[str, str]:
     values = _bootstrap_values(proxy)
     names = (BOOTSTRAP_FILE, "certificate.yaml", "authority.yaml") if proxy.ports.tls else (BOOTSTRAP_FILE,)
     return {name: yaml_text(fill_template(f"envoy/{name}", values)) for name in names}
-
-
-def endpoints_document(
-    proxy: EnvoyProxy, name: str, addresses: Iterable[str], version: str
-) -> dict[str, Any]:
-    """Return the content of ``CLUSTER.yaml`` in ``endpoints_folder``, which Envoy reads when it is moved."""
-    resource = {"@type": _ASSIGNMENT, **_load_assignment(proxy, name, addresses)}
-    return {"version_info": version, "resources": [resource]}
 
 
 def _bootstrap_values(proxy: EnvoyProxy) -> dict[str, Any]:
@@ -147,7 +131,7 @@ def _bootstrap_values(proxy: EnvoyProxy) -> dict[str, Any]:
             "listen_port": port,
             "tls": name in proxy.ports.tls,
             "is_http": name == HTTP,
-            "load_assignment": _load_assignment(proxy, name, [proxy.host]),
+            "pod_port": proxy.ports.numbers[name],
         }
         for name, port in proxy.listen_ports.items()
     ]
@@ -157,22 +141,14 @@ def _bootstrap_values(proxy: EnvoyProxy) -> dict[str, Any]:
         "takes_ipv6": proxy.address == "::",
         "health_port": health_port,
         "has_plain_health_port": health_port is not None and bool(proxy.ports.tls),
+        "admin_port": ADMIN_PORT,
+        "status_port": STATUS_PORT,
+        "folder": ENVOY_FOLDER,
+        "tls_folder": TLS_FOLDER,
         "connection_age_s": CONNECTION_AGE_S,
         "heap_nbytes": HEAP_NBYTES,
         "heap_size": readable_size(HEAP_NBYTES),
     }
-
-
-def _load_assignment(proxy: EnvoyProxy, name: str, addresses: Iterable[str]) -> dict[str, Any]:
-    values = {
-        "cluster": name,
-        "pod_port": proxy.ports.numbers[name],
-        "health_port": proxy.ports.numbers.get(HEALTH),
-        "addresses": [{"address": address} for address in addresses],
-    }
-    (filled,) = fill_template("envoy/load_assignment.yaml", values)
-    assignment: dict[str, Any] = filled
-    return assignment
 
 
 #: The version that the tests run; ``images`` of a kustomization replaces it.
