@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
@@ -264,10 +264,8 @@ def _check_folders(folders: list[str], described: CallableFlags) -> None:
 
 #: Fingerprints of the watched folders, taken before the server starts.
 Fingerprints: TypeAlias = Mapping[str, Hashable]
-#: Interval between comparisons, which find changes from before the watch began.
-_POLL_MS: Final = 500
-#: Interval between comparisons if the system has no more file watches.
-_UNWATCHED_POLL_S: Final = 1.0
+#: Interval between comparisons, which find changes before the watch began, or if there can be no watch.
+_POLL_S: Final = 0.5
 
 
 def serve_with_restarts(
@@ -308,17 +306,17 @@ def _file_of(target: str) -> str:
 
 def _wait_for_change(targets: Sequence[str], before: Fingerprints, ended: threading.Event) -> bool:
     """Wait until a watched folder differs from ``before``; return False if a signal comes first."""
-    from watchfiles import watch  # an import that only this server needs
+    from gpuserve.supervisor.reload.file_polling import FileWatch
 
-    changes = watch(
-        *sorted(_watched_folders(targets)), debounce=400, step=50, rust_timeout=_POLL_MS,
-        yield_on_timeout=True, recursive=False, stop_event=ended, raise_interrupt=False,
-    )  # fmt: skip
-    with suppress(OSError, RuntimeError):  # the limit of file watches is reached
-        return any(_fingerprints(targets) != before for _ in changes)
-    while not ended.wait(_UNWATCHED_POLL_S):
-        if _fingerprints(targets) != before:
-            return True
+    woken = threading.Event()
+    with closing(FileWatch()) as watch:
+        watch.open(woken.set)
+        watch.watch(_watched_folders(targets))
+        while not ended.is_set():
+            if _fingerprints(targets) != before:
+                return True
+            woken.wait(_POLL_S)
+            woken.clear()
     return False
 
 
