@@ -125,17 +125,11 @@ Broken: TypeAlias = dict[str, list[Problem]]
 class RepositoryLoader:
     """A loader of model repositories under the environment and the flags of a server."""
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        environ: Mapping[str, str],
-        flags: Sequence[Override],
-        devices: ServerDevices | None = None,
-    ) -> None:
+    def __init__(self, paths: Sequence[str], environ: Mapping[str, str], flags: Sequence[Override]) -> None:
         self.paths = tuple(paths)
         self._environ = dict(environ)
         self._flags = tuple(flags)
-        self._devices = devices or ServerDevices()
+        self._devices = ServerDevices()
         #: Each model's last answer about its declaration, with its callable, arguments and fingerprint then.
         self._answers: dict[str, tuple[tuple[str, ...], CallableAnswer]] = {}
 
@@ -308,14 +302,8 @@ class TritonRepository(RepositoryLoader):
     the start. Raise ConfigProblems if a repository is missing, or has no model that can be served.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        environ: Mapping[str, str],
-        flags: Sequence[Override],
-        devices: ServerDevices | None = None,
-    ) -> None:
-        super().__init__(paths, environ, flags, devices)
+    def __init__(self, paths: Sequence[str], environ: Mapping[str, str], flags: Sequence[Override]) -> None:
+        super().__init__(paths, environ, flags)
         self.path = ", ".join(paths)
         self.start = self.load()
         self._known = _names(self.start)
