@@ -201,11 +201,8 @@ def alerts(config: Config, plain: Plain = False, out: Out = None, **flags: Any) 
     """
     from gpuserve.export import rendering
 
-    options = _export_options(flags)
-    if plain:
-        _write_files(out, {"rules.yaml": rendering.rules_text(_load_config(config), options)})
-        return
-    _write_files(out, {"alerts.yaml": rendering.alerts_text(_load_config(config), options)})
+    text = rendering.alerts_text(_load_config(config), _export_options(flags), plain=plain)
+    _write_files(out, {"rules.yaml" if plain else "alerts.yaml": text})
 
 
 def _load_config(config: str) -> Configuration:

@@ -21,6 +21,7 @@ from gpuserve.export.pod_sizing import (
     MIN_READY_S,
     STARTUP_PERIOD_S,
     ServerPorts,
+    has_gpus,
     probe_port,
     readable_size,
 )
@@ -68,12 +69,12 @@ def placeholder_values(
     # The label by which Prometheus selects monitors and rules, in the charts that most clusters use.
     released = {**labels, "release": "prometheus"}
     on_gpu = bool(sizes.gpus.value)
-    nbytes = settings.max_arena_nbytes
+    given_keys = configuration.entries.server.given
     per_node, least_nbytes = options.gpus_per_node, options.min_gpu_memory_nbytes
     # A config with a token has to be a Secret.
     has_token = settings.access_token is not None or bool(settings.access_rules)
     return {
-        **alert_values(name, options.namespace, released, max_arena_nbytes=nbytes, on_gpu=on_gpu),
+        **alert_values(configuration, options, released),
         **{one.name: getattr(sizes, one.name) for one in dataclasses.fields(sizes)},
         **_port_values(ServerPorts.of(settings, options), settings.tls_client_ca, options.tls_secret, name),
         **_config_object_values(name, bundle_config(configuration), secret=has_token),
@@ -83,7 +84,7 @@ def placeholder_values(
         "labels": labels,
         "metrics_labels": {**labels, "app.kubernetes.io/component": METRICS},
         "dashboard_labels": {**labels, "grafana_dashboard": "1"},
-        "dashboard": dashboard_text(name, on_gpu=on_gpu),
+        "dashboard": dashboard_text(configuration, options),
         "image": options.image,
         "gpu_resource": options.gpu_resource,
         "gpu_resource_path": options.gpu_resource.replace("/", "~1"),
@@ -103,7 +104,7 @@ def placeholder_values(
         "tls_folder": TLS_FOLDER,
         "tls_mode": 0o440,
         "connection_age_s": CONNECTION_AGE_S,
-        **{f"says_{key}": key in server_keys_in_file(configuration) for key in _POD_DEFAULTS},
+        **{f"says_{key}": key in given_keys for key in _POD_DEFAULTS},
         "replicas": options.replicas,
         "most_replicas": options.max_pods,
         "min_ready_s": MIN_READY_S,
@@ -127,12 +128,6 @@ def with_pod_values(
     }
     (filled,) = fill_template("pod.yaml", {**values, **own})
     return {**values, "gpu_node": None, **filled}
-
-
-def server_keys_in_file(configuration: Configuration) -> frozenset[str]:
-    """Return the keys of ``server`` that the config file has."""
-    given: frozenset[str] = configuration.entries.server.given
-    return given
 
 
 def _port_values(ports: ServerPorts, client_ca: str | None, tls_secret: str, name: str) -> dict[str, Any]:
@@ -187,24 +182,21 @@ def _config_object_values(name: str, bundle: ConfigBundle, *, secret: bool) -> d
 _WARNING_PART: Final = 0.8
 
 
-def scraped(name: str, namespace: str) -> str:
-    """Return the labels that Prometheus attaches to targets of our ServiceMonitor."""
-    space = f',namespace="{namespace}"' if namespace else ""
-    return f'job="{name}-metrics"{space}'
-
-
 def alert_values(
-    name: str, namespace: str, labels: dict[str, str] | None, *, max_arena_nbytes: int, on_gpu: bool
+    configuration: Configuration, options: ExportOptions, labels: dict[str, str] | None = None
 ) -> dict[str, Any]:
     """Return the values of the alert rules: the selection of pods, and the memory from which to warn."""
+    name, namespace = export_name(configuration, options), options.namespace
+    nbytes = configuration.settings.max_arena_nbytes
     return {
         "name": name,
         "namespace": namespace or None,
         "released_labels": labels,
-        "scraped": scraped(name, namespace),
-        "arena_warning_nbytes": round(max_arena_nbytes * _WARNING_PART),
-        "arena_size": readable_size(max_arena_nbytes),
-        "on_gpu": on_gpu,
+        # The labels that Prometheus attaches to targets of our ServiceMonitor.
+        "scraped": f'job="{name}-metrics"' + (f',namespace="{namespace}"' if namespace else ""),
+        "arena_warning_nbytes": round(nbytes * _WARNING_PART),
+        "arena_size": readable_size(nbytes),
+        "on_gpu": has_gpus(configuration, options),
     }
 
 
@@ -217,10 +209,11 @@ _LEAST_START_S: Final = 60
 
 
 def compose_values(
-    name: str, configuration: Configuration, options: ExportOptions, *, config: str, mount: str, on_gpu: bool
+    configuration: Configuration, options: ExportOptions, config: str, mount: str
 ) -> dict[str, Any]:
     """Return the values for Docker Compose; ``config`` is the path of the config, ``mount`` its folder."""
-    settings, ports = configuration.settings, ServerPorts.of(configuration.settings, options)
+    settings, name = configuration.settings, export_name(configuration, options)
+    ports = ServerPorts.of(settings, options)
     folder = mount if mount.startswith((".", "/")) else f"./{mount}"
     lame_duck_s = settings.lame_duck_s or 0
     return {
@@ -234,7 +227,7 @@ def compose_values(
         "grace_period": f"{round(lame_duck_s + settings.drain_timeout_s) + _END_S}s",
         "metrics_job": f"{name}-metrics",
         "metrics_target": f"gpuserve:{ports.numbers[METRICS]}",
-        "on_gpu": on_gpu,
+        "on_gpu": has_gpus(configuration, options),
     }
 
 
@@ -257,16 +250,16 @@ _PODS: Final = 'job=~"$job",pod=~"$pod"'
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 
-def dashboard_text(name: str, *, on_gpu: bool) -> str:
-    """Return the Grafana dashboard for this name as JSON: rows for users, queue and instances, and GPUs."""
-    uid = name
+def dashboard_text(configuration: Configuration, options: ExportOptions) -> str:
+    """Return the Grafana dashboard as JSON: rows for users, for queue and instances, and for GPUs."""
+    name = uid = export_name(configuration, options)
     if len(name) > _MAX_UID_LENGTH:  # shortened, with a hash that keeps it unique
         digest = hashlib.sha256(name.encode()).hexdigest()[:_UID_HASH_LENGTH]
         uid = f"{name[: _MAX_UID_LENGTH - 1 - _UID_HASH_LENGTH]}-{digest}"
     values = {
         "name": name,
         "uid": uid,
-        "on_gpu": on_gpu,
+        "on_gpu": has_gpus(configuration, options),
         "source": _SOURCE,
         "of_pods": _PODS,
         "chosen": f'{_PODS},model=~"$model"',

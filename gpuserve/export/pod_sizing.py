@@ -111,6 +111,10 @@ def gpu_count(groups: list[InstanceGroup]) -> int:
     return max((number + 1 for group in groups for number in group.gpus), default=0)
 
 
+def has_gpus(configuration: Configuration, options: ExportOptions) -> bool:
+    return gpu_count(instance_groups(configuration, options)) > 0
+
+
 def gpu_memory(groups: list[InstanceGroup]) -> dict[int, list[tuple[InstanceGroup, int]]]:
     """Return by GPU number the groups with declared GPU memory, and the memory of each group's processes."""
     declared: dict[int, list[tuple[InstanceGroup, int]]] = {}

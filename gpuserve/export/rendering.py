@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import itertools
 import os
 import posixpath
 import sys
@@ -39,7 +40,6 @@ from gpuserve.export.pod_sizing import (
     InstanceGroup,
     ServerPorts,
     compute_sizes,
-    gpu_count,
     gpu_memory,
     instance_groups,
     probe_port,
@@ -129,21 +129,16 @@ def kserve_stream(configuration: Configuration, options: ExportOptions) -> str:
 def grafana_text(configuration: Configuration, options: ExportOptions) -> str:
     """Return the dashboard as JSON. Raise ConfigProblems without a metrics page, or for a malformed name."""
     _raise_if_any(configuration, monitoring_violations(configuration, options))
-    on_gpu = gpu_count(instance_groups(configuration, options)) > 0
-    return dashboard_text(export_name(configuration, options), on_gpu=on_gpu)
+    return dashboard_text(configuration, options)
 
 
-def alerts_text(configuration: Configuration, options: ExportOptions) -> str:
-    """Return the rules as a PrometheusRule, or raise ConfigProblems like ``grafana_text``."""
+def alerts_text(configuration: Configuration, options: ExportOptions, *, plain: bool = False) -> str:
+    """Return the rules as a PrometheusRule, or if ``plain`` as a rule file of Prometheus. Raise as
+    ``grafana_text``.
+    """
     _raise_if_any(configuration, monitoring_violations(configuration, options))
-    return yaml_text(_alerts(configuration, options))
-
-
-def rules_text(configuration: Configuration, options: ExportOptions) -> str:
-    """Return the rules as a rule file of Prometheus; raise ConfigProblems like ``alerts_text``."""
-    _raise_if_any(configuration, monitoring_violations(configuration, options))
-    (rule,) = _alerts(configuration, options)
-    return yaml_text([rule["spec"]])
+    documents = fill_template(_PROMETHEUS_RULE, alert_values(configuration, options))
+    return yaml_text([one["spec"] for one in documents] if plain else documents)
 
 
 def compose_files(
@@ -154,12 +149,10 @@ def compose_files(
     metrics page is switched off.
     """
     _raise_if_any(configuration, compose_violations(configuration, options))
-    on_gpu = gpu_count(instance_groups(configuration, options)) > 0
-    name = export_name(configuration, options)
-    values = compose_values(name, configuration, options, config=config, mount=mount, on_gpu=on_gpu)
+    values = compose_values(configuration, options, config, mount)
     files = {path: yaml_text(fill_template(template, values)) for path, template in _COMPOSE.items()}
     return files | {
-        "rules.yaml": rules_text(configuration, options),
+        "rules.yaml": alerts_text(configuration, options, plain=True),
         "dashboard.json": grafana_text(configuration, options),
     }
 
@@ -168,19 +161,9 @@ def systemd_files(
     configuration: Configuration, options: ExportOptions, config: str, user: str
 ) -> ExportFiles:
     """Return the unit files for systemd, or raise ConfigProblems for a malformed name, host or port."""
-    _raise_if_any(configuration, systemd_violations(configuration, options))
+    ports = port_findings(configuration.settings)
+    _raise_if_any(configuration, itertools.chain(_name_findings(configuration, options), ports))
     return systemd_units(configuration, options, config, user)
-
-
-def _alerts(configuration: Configuration, options: ExportOptions) -> list[Any]:
-    values = alert_values(
-        export_name(configuration, options),
-        options.namespace,
-        labels=None,
-        max_arena_nbytes=configuration.settings.max_arena_nbytes,
-        on_gpu=gpu_count(instance_groups(configuration, options)) > 0,
-    )
-    return fill_template(_PROMETHEUS_RULE, values)
 
 
 def envoy_config_files(configuration: Configuration, options: ExportOptions, host: str = "") -> ExportFiles:
@@ -282,12 +265,6 @@ def compose_violations(configuration: Configuration, options: ExportOptions) -> 
         text = "null switches off HTTP, which the container's health check uses"
         yield ("server", "http_port"), text
     yield from _reach_findings(configuration.settings)
-
-
-def systemd_violations(configuration: Configuration, options: ExportOptions) -> Iterator[ExportFinding]:
-    """Yield findings for a service of systemd and the socket unit with its ports."""
-    yield from _name_findings(configuration, options)
-    yield from port_findings(configuration.settings)
 
 
 def balancer_violations(

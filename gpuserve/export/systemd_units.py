@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpuserve.export.export_options import ExportFinding, export_name
-from gpuserve.export.pod_sizing import gpu_count, instance_groups
+from gpuserve.export.pod_sizing import has_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,6 @@ def systemd_units(
     )
     listen = [f"ListenStream={_address(settings.host_of(role))}:{port}" for role, port in _ports(settings)]
     program = os.path.join(os.path.dirname(sys.executable), "gpuserve")
-    on_gpu = gpu_count(instance_groups(configuration, options)) > 0
     service = (
         (_TEMPLATES / "unit.service")
         .read_text()
@@ -53,7 +52,9 @@ def systemd_units(
             user=user or getpass.getuser(),
             watchdog_s=_WATCHDOG_S,
             stop_s=round((settings.lame_duck_s or 0) + settings.drain_timeout_s) + _END_S,
-            memory_lock="# Memory that GPUs read is locked.\nLimitMEMLOCK=infinity\n" if on_gpu else "",
+            memory_lock="# Memory that GPUs read is locked.\nLimitMEMLOCK=infinity\n"
+            if has_gpus(configuration, options)
+            else "",
         )
     )
     sockets = (_TEMPLATES / "unit.socket").read_text().format(name=name, listen="\n".join(listen))
