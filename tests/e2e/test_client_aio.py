@@ -40,39 +40,30 @@ def url(server: ClientServer, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("lazy", [True, False])
-def test_a_sample_and_a_batch(url: str, lazy: bool) -> None:
-    async def main() -> None:
-        async with AsyncioModelClient(url, "echo", lazy_init=lazy) as client:
-            assert (client.known_config is None) == lazy
-            np.testing.assert_array_equal((await client.infer_sample(ROW))["y"], ROW)
-            np.testing.assert_array_equal((await client.infer_batch(x=ROWS))["y"], ROWS)
-            assert (await client.model_config).model_version == 3
-
-    asyncio.run(main())
+async def test_a_sample_and_a_batch(url: str, lazy: bool) -> None:
+    async with AsyncioModelClient(url, "echo", lazy_init=lazy) as client:
+        assert (client.known_config is None) == lazy
+        np.testing.assert_array_equal((await client.infer_sample(ROW))["y"], ROW)
+        np.testing.assert_array_equal((await client.infer_batch(x=ROWS))["y"], ROWS)
+        assert (await client.model_config).model_version == 3
 
 
-def test_many_at_once(url: str) -> None:
-    async def main() -> None:
-        async with AsyncioModelClient(url, "echo") as client:
-            rows = [np.full(4, number, np.float32) for number in range(200)]
-            answers = await asyncio.gather(*map(client.infer_sample, rows))
-            for row, answer in zip(rows, answers, strict=True):
-                np.testing.assert_array_equal(answer["y"], row)
-
-    asyncio.run(main())
+async def test_many_at_once(url: str) -> None:
+    async with AsyncioModelClient(url, "echo") as client:
+        rows = [np.full(4, number, np.float32) for number in range(200)]
+        answers = await asyncio.gather(*map(client.infer_sample, rows))
+        for row, answer in zip(rows, answers, strict=True):
+            np.testing.assert_array_equal(answer["y"], row)
 
 
 @pytest.mark.parametrize("how", [{}, {"lazy_init": False}, {"ensure_model_is_ready": False}])
-def test_the_model_is_asked_about_once(how: dict[str, Any]) -> None:
-    async def main() -> None:
-        async with CountingServer() as server, AsyncioModelClient(server.url, "m", **how) as client:
-            for _ in range(3):
-                await asyncio.gather(*(client.infer_sample(ROW) for _ in range(4)))
-            paths = {path.rpartition("/")[2]: server.paths.count(path) for path in server.paths}
-        ready = {} if "ensure_model_is_ready" in how else {"ready": 1}
-        assert paths == {**ready, "config": 1, "infer": 12}
-
-    asyncio.run(main())
+async def test_the_model_is_asked_about_once(how: dict[str, Any]) -> None:
+    async with CountingServer() as server, AsyncioModelClient(server.url, "m", **how) as client:
+        for _ in range(3):
+            await asyncio.gather(*(client.infer_sample(ROW) for _ in range(4)))
+        paths = {path.rpartition("/")[2]: server.paths.count(path) for path in server.paths}
+    ready = {} if "ensure_model_is_ready" in how else {"ready": 1}
+    assert paths == {**ready, "config": 1, "infer": 12}
 
 
 def test_the_constructor_needs_no_event_loop(url: str) -> None:
@@ -85,75 +76,60 @@ def test_the_constructor_needs_no_event_loop(url: str) -> None:
     np.testing.assert_array_equal(asyncio.run(main())["y"], ROW)
 
 
-def test_from_existing_clients_of_either_kind(url: str) -> None:
-    async def main() -> None:
-        with ModelClient(url, "echo", access_token="t") as blocking:
-            config = blocking.model_config
-            async with AsyncioModelClient.from_existing_client(blocking) as client:
-                assert await client.model_config is config
-                assert client.settings == blocking.settings
-                async with AsyncioModelClient.from_existing_client(client) as again:
-                    np.testing.assert_array_equal((await again.infer_sample(ROW))["y"], ROW)
-
-    asyncio.run(main())
+async def test_from_existing_clients_of_either_kind(url: str) -> None:
+    with ModelClient(url, "echo", access_token="t") as blocking:
+        config = blocking.model_config
+        async with AsyncioModelClient.from_existing_client(blocking) as client:
+            assert await client.model_config is config
+            assert client.settings == blocking.settings
+            async with AsyncioModelClient.from_existing_client(client) as again:
+                np.testing.assert_array_equal((await again.infer_sample(ROW))["y"], ROW)
 
 
-def test_waiting(url: str) -> None:
-    async def main() -> None:
-        async with AsyncioModelClient(url, "echo") as client:
-            await client.wait_for_server(TIMEOUT_S)
-            await client.wait_for_model(TIMEOUT_S)
-        async with AsyncioModelClient(url, "nope", init_timeout_s=0.4) as client:
-            begin = time.monotonic()
-            with pytest.raises(ClientModelUnavailableError, match="nope/<latest>"):
-                await client.infer_sample(ROW)
-            assert 0.3 <= time.monotonic() - begin < TIMEOUT_S / 2
-        with pytest.raises(ClientModelUnavailableError):
-            await AsyncioModelClient(url, "nope", lazy_init=False, init_timeout_s=0.4).__aenter__()
-
-    asyncio.run(main())
+async def test_waiting(url: str) -> None:
+    async with AsyncioModelClient(url, "echo") as client:
+        await client.wait_for_server(TIMEOUT_S)
+        await client.wait_for_model(TIMEOUT_S)
+    async with AsyncioModelClient(url, "nope", init_timeout_s=0.4) as client:
+        begin = time.monotonic()
+        with pytest.raises(ClientModelUnavailableError, match="nope/<latest>"):
+            await client.infer_sample(ROW)
+        assert 0.3 <= time.monotonic() - begin < TIMEOUT_S / 2
+    with pytest.raises(ClientModelUnavailableError):
+        await AsyncioModelClient(url, "nope", lazy_init=False, init_timeout_s=0.4).__aenter__()
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_server_that_does_not_come(protocol: str) -> None:
-    async def main() -> None:
-        nowhere = f"{protocol}://127.0.0.1:{free_port()}"
-        async with AsyncioModelClient(nowhere, "echo", init_timeout_s=0.3) as client:
-            for call in (client.infer_sample(ROW), client.wait_for_server(0.2), client.model_config):
-                with pytest.raises(ClientTimeoutError, match="Waiting for server to be ready timed out"):
-                    await call
-
-    asyncio.run(main())
+async def test_a_server_that_does_not_come(protocol: str) -> None:
+    nowhere = f"{protocol}://127.0.0.1:{free_port()}"
+    async with AsyncioModelClient(nowhere, "echo", init_timeout_s=0.3) as client:
+        for call in (client.infer_sample(ROW), client.wait_for_server(0.2), client.model_config):
+            with pytest.raises(ClientTimeoutError, match="Waiting for server to be ready timed out"):
+                await call
 
 
-def test_what_goes_wrong(url: str) -> None:
-    async def main() -> None:
-        async with AsyncioModelClient(url, "echo") as client:
-            with pytest.raises(ClientValueError, match="Input x is not a numpy array"):
-                await client.infer_sample([1.0])
-            with pytest.raises(ClientValueError, match="either by position or by name"):
-                await client.infer_sample(ROW, x=ROW)
-            with pytest.raises(ClientInferenceServerError, match="FP64"):
-                await client.infer_sample(ROW.astype(np.float64))
-        async with AsyncioModelClient(url, "flat") as client:
-            with pytest.raises(ClientModelDoesntSupportBatchingError):
-                await client.infer_batch(ROWS)
-        async with AsyncioModelClient(url, "raises") as client:
-            with pytest.raises(ClientInferenceServerError):
-                await client.infer_sample(ROW)
-
-    asyncio.run(main())
+async def test_what_goes_wrong(url: str) -> None:
+    async with AsyncioModelClient(url, "echo") as client:
+        with pytest.raises(ClientValueError, match="Input x is not a numpy array"):
+            await client.infer_sample([1.0])
+        with pytest.raises(ClientValueError, match="either by position or by name"):
+            await client.infer_sample(ROW, x=ROW)
+        with pytest.raises(ClientInferenceServerError, match="FP64"):
+            await client.infer_sample(ROW.astype(np.float64))
+    async with AsyncioModelClient(url, "flat") as client:
+        with pytest.raises(ClientModelDoesntSupportBatchingError):
+            await client.infer_batch(ROWS)
+    async with AsyncioModelClient(url, "raises") as client:
+        with pytest.raises(ClientInferenceServerError):
+            await client.infer_sample(ROW)
 
 
-def test_a_model_that_takes_too_long(server: ClientServer, url: str) -> None:
-    async def main() -> None:
-        async with AsyncioModelClient(url, "gate", inference_timeout_s=0.4) as client:
-            await client.wait_for_model(TIMEOUT_S)
-            with pytest.raises(ClientTimeoutError, match=r"Timeout: 0\.4 s"):
-                await client.infer_sample(np.array([1], np.int32))
-            server.open_gate()
-
-    asyncio.run(main())
+async def test_a_model_that_takes_too_long(server: ClientServer, url: str) -> None:
+    async with AsyncioModelClient(url, "gate", inference_timeout_s=0.4) as client:
+        await client.wait_for_model(TIMEOUT_S)
+        with pytest.raises(ClientTimeoutError, match=r"Timeout: 0\.4 s"):
+            await client.infer_sample(np.array([1], np.int32))
+        server.open_gate()
 
 
 def test_parameters_and_headers(url: str) -> None:
@@ -165,17 +141,14 @@ def test_parameters_and_headers(url: str) -> None:
     assert asyncio.run(main())["seen"].tolist() == [b"[('a', 1.5)]"]
 
 
-def test_a_client_that_is_closed(url: str) -> None:
-    async def main() -> None:
-        client = AsyncioModelClient(url, "echo")
-        await client.infer_sample(ROW)
-        await client.close()
-        await client.close()
-        for call in (client.infer_sample(ROW), client.infer_batch(ROWS), client.wait_for_model(1)):
-            with pytest.raises(ClientClosedError, match="AsyncioModelClient is closed"):
-                await call
-
-    asyncio.run(main())
+async def test_a_client_that_is_closed(url: str) -> None:
+    client = AsyncioModelClient(url, "echo")
+    await client.infer_sample(ROW)
+    await client.close()
+    await client.close()
+    for call in (client.infer_sample(ROW), client.infer_batch(ROWS), client.wait_for_model(1)):
+        with pytest.raises(ClientClosedError, match="AsyncioModelClient is closed"):
+            await call
 
 
 class CountingServer:

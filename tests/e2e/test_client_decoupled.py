@@ -241,15 +241,12 @@ def test_a_generator_that_is_closed_takes_the_request_back(url: str) -> None:
     assert values(asyncio.run(main())) == [0, 1, 2, 3]
 
 
-def test_an_error_after_some_responses(url: str) -> None:
-    async def main() -> None:
-        async with AsyncioDecoupledModelClient(url, "fails_half_way") as client:
-            responses = client.infer_sample(wanted(1))
-            assert values([await anext(responses) for _ in range(3)]) == [0, 1, 2]
-            with pytest.raises(ClientInferenceServerError):
-                await anext(responses)
-
-    asyncio.run(main())
+async def test_an_error_after_some_responses(url: str) -> None:
+    async with AsyncioDecoupledModelClient(url, "fails_half_way") as client:
+        responses = client.infer_sample(wanted(1))
+        assert values([await anext(responses) for _ in range(3)]) == [0, 1, 2]
+        with pytest.raises(ClientInferenceServerError):
+            await anext(responses)
 
 
 def test_clients_of_pytriton_wait_for_ever(url: str) -> None:
@@ -275,17 +272,14 @@ def test_clients_of_pytriton_wait_for_ever(url: str) -> None:
     assert [type(error) for error in ended] == [ClientClosedError]
 
 
-def test_asyncio_clients_of_pytriton_wait_for_ever(url: str) -> None:
-    async def main() -> None:
-        patient = pytriton_client.AsyncioDecoupledModelClient(url, "waits_for_ever", inference_timeout_s=0.1)
-        async with patient:
-            waiting = asyncio.ensure_future(listed(patient.infer_sample(wanted(1))))
-            late = AsyncioDecoupledModelClient(url, "waits_for_ever", inference_timeout_s=0.3)
-            async with late:
-                with pytest.raises(ClientTimeoutError):
-                    await listed(late.infer_sample(wanted(1)))
-            assert not waiting.done()
-            waiting.cancel()
-            await asyncio.wait([waiting])
-
-    asyncio.run(main())
+async def test_asyncio_clients_of_pytriton_wait_for_ever(url: str) -> None:
+    patient = pytriton_client.AsyncioDecoupledModelClient(url, "waits_for_ever", inference_timeout_s=0.1)
+    async with patient:
+        waiting = asyncio.ensure_future(listed(patient.infer_sample(wanted(1))))
+        late = AsyncioDecoupledModelClient(url, "waits_for_ever", inference_timeout_s=0.3)
+        async with late:
+            with pytest.raises(ClientTimeoutError):
+                await listed(late.infer_sample(wanted(1)))
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.wait([waiting])

@@ -56,55 +56,42 @@ class Scene:
         await asyncio.wait_for(asyncio.gather(*self.tasks), 10.0)
 
 
-def test_a_front_that_is_resumed_at_once_stays_in_service() -> None:
-    async def run() -> None:
-        scene = Scene()
-        scene.draining.quiesce(messages.Quiesce(7, 5.0, 0.0))
-        assert not scene.service.health.ready
-        scene.draining.resume(messages.Resume())  # before anything else of it has run
-        await scene.finish()
-        assert scene.service.health.ready
-        assert scene.said == []
-
-    asyncio.run(run())
+async def test_a_front_that_is_resumed_at_once_stays_in_service() -> None:
+    scene = Scene()
+    scene.draining.quiesce(messages.Quiesce(7, 5.0, 0.0))
+    assert not scene.service.health.ready
+    scene.draining.resume(messages.Resume())  # before anything else of it has run
+    await scene.finish()
+    assert scene.service.health.ready
+    assert scene.said == []
 
 
-def test_a_quiet_front_says_so_and_is_resumed_later() -> None:
-    async def run() -> None:
-        scene = Scene()
-        scene.draining.quiesce(messages.Quiesce(7, 5.0, 0.0))
-        await scene.finish()
-        assert scene.said == [messages.Quiesced(7, 0, True)]
-        assert not scene.service.health.ready
-        scene.draining.resume(messages.Resume())
-        assert scene.service.health.ready
-
-    asyncio.run(run())
+async def test_a_quiet_front_says_so_and_is_resumed_later() -> None:
+    scene = Scene()
+    scene.draining.quiesce(messages.Quiesce(7, 5.0, 0.0))
+    await scene.finish()
+    assert scene.said == [messages.Quiesced(7, 0, True)]
+    assert not scene.service.health.ready
+    scene.draining.resume(messages.Resume())
+    assert scene.service.health.ready
 
 
-def test_a_drain_is_for_good() -> None:
-    async def run() -> None:
-        scene = Scene()
-        scene.draining.drain(messages.Drain(5.0))
-        await scene.finish()
-        assert scene.said == [messages.Drained(0)]
-        assert scene.service.health.draining
-        scene.draining.resume(messages.Resume())
-        assert not scene.service.health.ready
-
-    asyncio.run(run())
+async def test_a_drain_is_for_good() -> None:
+    scene = Scene()
+    scene.draining.drain(messages.Drain(5.0))
+    await scene.finish()
+    assert scene.said == [messages.Drained(0)]
+    assert scene.service.health.draining
+    scene.draining.resume(messages.Resume())
+    assert not scene.service.health.ready
 
 
-def test_clients_are_not_told_again_and_again() -> None:
+async def test_clients_are_not_told_again_and_again() -> None:
     """A client that connects anew after the notice would be sent away each time that it is given."""
-
-    async def run() -> None:
-        scene = Scene()
-        scene.draining.quiesce(messages.Quiesce(7, 5.0, 0.0))
-        await scene.finish()
-        assert scene.transport.n_told == 1
-        scene.draining.drain(messages.Drain(5.0, notice=True))
-        await scene.finish()
-        assert scene.transport.n_told == 3  # the second time it is for those who have come since
-
-    asyncio.run(run())
+    scene = Scene()
+    scene.draining.quiesce(messages.Quiesce(7, 5.0, 0.0))
+    await scene.finish()
+    assert scene.transport.n_told == 1
+    scene.draining.drain(messages.Drain(5.0, notice=True))
+    await scene.finish()
+    assert scene.transport.n_told == 3  # the second time it is for those who have come since

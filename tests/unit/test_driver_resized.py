@@ -41,81 +41,69 @@ async def until_answered(one: Scene, number: int) -> InferResponse:
     return answer
 
 
-def test_a_new_instance_takes_what_waits() -> None:
-    async def run() -> None:
-        async with scene() as one:
-            one.submit(4, 3.0, None)
-            await one.settle()
-            one.driver.resize(having("a", "b", "c"))
-            one.workers.append(Worker(one.driver, "c"))
-            await one.settle()
-            assert len(worker(one, "c").runs) == 1
-            worker(one, "c").answer([True])
-            await until_answered(one, 2)
-            assert one.driver.workers.instances.in_rotation() == ["a", "b", "c"]
-
-    asyncio.run(run())
+async def test_a_new_instance_takes_what_waits() -> None:
+    async with scene() as one:
+        one.submit(4, 3.0, None)
+        await one.settle()
+        one.driver.resize(having("a", "b", "c"))
+        one.workers.append(Worker(one.driver, "c"))
+        await one.settle()
+        assert len(worker(one, "c").runs) == 1
+        worker(one, "c").answer([True])
+        await until_answered(one, 2)
+        assert one.driver.workers.instances.in_rotation() == ["a", "b", "c"]
 
 
-def test_one_that_is_retired_answers_and_goes() -> None:
-    async def run() -> None:
-        async with scene() as one:
-            driver = one.driver
-            driver.resize(having("a"))
-            driver.workers.retire_instance("b")
-            one.submit(4, 3.0, None)
-            await one.settle()
-            instances = driver.workers.instances
-            assert (list(instances.up), instances.in_rotation()) == (["a", "b"], ["a"])
-            assert not driver.workers.is_idle("b")
-            worker(one, "b").answer([True])
-            await until_answered(one, 1)
-            assert driver.workers.is_idle("b")
-            driver.workers.release_instance("b")
-            assert "b" not in driver.workers.instances
-            assert not worker(one, "b").runs
+async def test_one_that_is_retired_answers_and_goes() -> None:
+    async with scene() as one:
+        driver = one.driver
+        driver.resize(having("a"))
+        driver.workers.retire_instance("b")
+        one.submit(4, 3.0, None)
+        await one.settle()
+        instances = driver.workers.instances
+        assert (list(instances.up), instances.in_rotation()) == (["a", "b"], ["a"])
+        assert not driver.workers.is_idle("b")
+        worker(one, "b").answer([True])
+        await until_answered(one, 1)
+        assert driver.workers.is_idle("b")
+        driver.workers.release_instance("b")
+        assert "b" not in driver.workers.instances
+        assert not worker(one, "b").runs
+        worker(one, "a").answer([True])
+        await until_answered(one, 0)
+        worker(one, "a").answer([True])
+        await until_answered(one, 2)
+        assert driver.statistics().retried == 0
+        assert one.metrics.instance("b").restarts == 0
+        driver.workers.instance_down("b", "it crossed our word")
+
+
+async def test_what_is_let_go_before_it_has_finished_runs_elsewhere() -> None:
+    async with scene() as one:
+        one.driver.resize(having("a"))
+        one.driver.workers.retire_instance("b")
+        one.driver.workers.release_instance("b")
+        for number in (0, 1):
             worker(one, "a").answer([True])
-            await until_answered(one, 0)
+            await until_answered(one, number)
+        assert one.driver.statistics().retried == 1
+        assert one.metrics.instance("b").restarts == 0
+
+
+async def test_one_that_is_down_is_forgotten_at_once() -> None:
+    async with scene() as one:
+        dead = worker(one, "b")
+        dead.die()
+        one.workers.remove(dead)
+        await asyncio.sleep(0.0)
+        await one.settle()
+        one.driver.resize(having("a"))
+        one.driver.workers.retire_instance("b")
+        assert one.driver.workers.is_idle("b")
+        one.driver.workers.release_instance("b")
+        assert "b" not in one.driver.workers.instances
+        assert one.driver.ready
+        for number in (0, 1):
             worker(one, "a").answer([True])
-            await until_answered(one, 2)
-            assert driver.statistics().retried == 0
-            assert one.metrics.instance("b").restarts == 0
-            driver.workers.instance_down("b", "it crossed our word")
-
-    asyncio.run(run())
-
-
-def test_what_is_let_go_before_it_has_finished_runs_elsewhere() -> None:
-    async def run() -> None:
-        async with scene() as one:
-            one.driver.resize(having("a"))
-            one.driver.workers.retire_instance("b")
-            one.driver.workers.release_instance("b")
-            for number in (0, 1):
-                worker(one, "a").answer([True])
-                await until_answered(one, number)
-            assert one.driver.statistics().retried == 1
-            assert one.metrics.instance("b").restarts == 0
-
-    asyncio.run(run())
-
-
-def test_one_that_is_down_is_forgotten_at_once() -> None:
-    async def run() -> None:
-        async with scene() as one:
-            dead = worker(one, "b")
-            dead.die()
-            one.workers.remove(dead)
-            await asyncio.sleep(0.0)
-            await one.settle()
-            one.driver.resize(having("a"))
-            one.driver.workers.retire_instance("b")
-            assert one.driver.workers.is_idle("b")
-            one.driver.workers.release_instance("b")
-            assert "b" not in one.driver.workers.instances
-            assert one.driver.ready
-            for number in (0, 1):
-                worker(one, "a").answer([True])
-                await until_answered(one, number)
-
-    asyncio.run(run())
+            await until_answered(one, number)

@@ -244,7 +244,7 @@ def test_an_ensemble_that_leads_back_to_itself_ends() -> None:
 
 
 @pytest.mark.parametrize("width", [SMALL, LARGE])
-def test_a_request_under_way_is_finished_after_the_others_are_refused(width: int) -> None:
+async def test_a_request_under_way_is_finished_after_the_others_are_refused(width: int) -> None:
     async def story(scene: Scene) -> None:
         scene.submit(1, width, 1)
         await scene.settle()
@@ -257,10 +257,7 @@ def test_a_request_under_way_is_finished_after_the_others_are_refused(width: int
         scene.look()
         assert scene.answered == 1
 
-    async def run() -> None:
-        scene = Scene(ensemble(step("m11", "x", "a"), step("m11", "a", "y")))
-        await scene.settle()
-        await story(scene)
-        scene.close()
-
-    asyncio.run(run())
+    scene = Scene(ensemble(step("m11", "x", "a"), step("m11", "a", "y")))
+    await scene.settle()
+    await story(scene)
+    scene.close()

@@ -227,39 +227,33 @@ class Upload:
         return most
 
 
-def test_a_large_body_of_http1_waits_at_its_client() -> None:
-    async def whole() -> None:
-        upload = Upload()
-        talk = http1_talk.Talk(handler=upload.way.forwarding.accept)
-        talk.feed(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (64 * MIB))
-        most = await upload.goes(talk.feed, lambda: MIB if talk.way.reading else 0)
-        assert most <= UNCONSUMED_NBYTES + (256 << 10)
-        upload.sinks[0].exchange.answer(AnswerHead(200, ()), (b"ok",), 2)
-        await upload.way.settle()
-        assert talk.way.sent.endswith(b"ok")
-        upload.way.close()
-
-    asyncio.run(whole())
+async def test_a_large_body_of_http1_waits_at_its_client() -> None:
+    upload = Upload()
+    talk = http1_talk.Talk(handler=upload.way.forwarding.accept)
+    talk.feed(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (64 * MIB))
+    most = await upload.goes(talk.feed, lambda: MIB if talk.way.reading else 0)
+    assert most <= UNCONSUMED_NBYTES + (256 << 10)
+    upload.sinks[0].exchange.answer(AnswerHead(200, ()), (b"ok",), 2)
+    await upload.way.settle()
+    assert talk.way.sent.endswith(b"ok")
+    upload.way.close()
 
 
-def test_a_large_body_of_http2_waits_at_its_client() -> None:
-    async def whole() -> None:
-        upload = Upload()
-        talk = http2_scene.Talk(handler=upload.way.forwarding.accept)
-        talk.feed(talk.peer.headers(1))
-        await upload.way.settle()
+async def test_a_large_body_of_http2_waits_at_its_client() -> None:
+    upload = Upload()
+    talk = http2_scene.Talk(handler=upload.way.forwarding.accept)
+    talk.feed(talk.peer.headers(1))
+    await upload.way.settle()
 
-        def may_send() -> int:
-            talk.read()
-            return RECEIVE_WINDOW + talk.peer.send_windows.get(1, 0) - upload.n_sent
-
-        most = await upload.goes(lambda body: talk.feed(data(1, body)), may_send)
-        assert most <= RECEIVE_WINDOW
-        talk.feed(data(1, b"", end=True))
-        upload.sinks[0].exchange.start(200, (), end=True)
-        await upload.way.settle()
+    def may_send() -> int:
         talk.read()
-        assert talk.peer.response(1).status == "200"
-        upload.way.close()
+        return RECEIVE_WINDOW + talk.peer.send_windows.get(1, 0) - upload.n_sent
 
-    asyncio.run(whole())
+    most = await upload.goes(lambda body: talk.feed(data(1, body)), may_send)
+    assert most <= RECEIVE_WINDOW
+    talk.feed(data(1, b"", end=True))
+    upload.sinks[0].exchange.start(200, (), end=True)
+    await upload.way.settle()
+    talk.read()
+    assert talk.peer.response(1).status == "200"
+    upload.way.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 from typing import Any
@@ -143,67 +142,61 @@ def large_request(scene: Scene, name: str = "x") -> tuple[InferRequest, Block]:
     ("devices", "again"),
     [(("cuda:0", "cuda:1"), True), (("cuda:0", "cpu"), False), (("cpu", "cpu"), False)],
 )
-def test_a_body_that_no_callable_can_have_written_to_is_run_again(
+async def test_a_body_that_no_callable_can_have_written_to_is_run_again(
     devices: tuple[str, ...], again: bool
 ) -> None:
-    async def main() -> None:
-        scene = Scene(spec_of(*devices), arena_nbytes=1 << 26)
-        try:
+    scene = Scene(spec_of(*devices), arena_nbytes=1 << 26)
+    try:
+        await scene.settle()
+        pending = scene.driver.submit(large_request(scene)[0])
+        await scene.settle()
+        first = scene.busy(0)
+        assert first is not None
+        first.die()
+        scene.workers.remove(first)
+        await scene.settle()
+        second = scene.busy(0)
+        assert (second is not None) is again
+        if second is not None:
+            assert scene.driver.arena.statistics().blocks == 1
+            second.answer([True])
             await scene.settle()
-            pending = scene.driver.submit(large_request(scene)[0])
-            await scene.settle()
-            first = scene.busy(0)
-            assert first is not None
-            first.die()
-            scene.workers.remove(first)
-            await scene.settle()
-            second = scene.busy(0)
-            assert (second is not None) is again
-            if second is not None:
-                assert scene.driver.arena.statistics().blocks == 1
-                second.answer([True])
-                await scene.settle()
-                pending.answer.result().close()
-            else:
-                assert isinstance(pending.answer.exception(), Unavailable)
-            assert scene.driver.arena.statistics().blocks == 0
-        finally:
-            scene.close()
-
-    asyncio.run(main())
+            pending.answer.result().close()
+        else:
+            assert isinstance(pending.answer.exception(), Unavailable)
+        assert scene.driver.arena.statistics().blocks == 0
+    finally:
+        scene.close()
 
 
 def joined(scene: Scene) -> list[PendingRequest]:
     return [scene.driver.submit(large_request(scene)[0]) for _ in range(3)]
 
 
-def test_blocks_of_several_requests_are_theirs_until_the_worker_has_read_them() -> None:
-    async def main() -> None:
-        scene = Scene(spec_of("cuda:0"), arena_nbytes=1 << 26)
-        try:
-            await scene.settle()
-            requests = joined(scene)
-            await scene.settle()
-            (worker,) = scene.workers
-            run = worker.runs.pop(0)
-            (tensor, *_) = wire.tensors(run.inputs)
-            assert isinstance(tensor.payload, wire.Parts)
-            assert scene.driver.arena.statistics().blocks == 3
-            requests[0].cancel()  # which frees nothing that the worker reads
-            assert scene.driver.arena.statistics().blocks == 3
-            row = wire.WireTensor("y", "FP32", (1, 1), bytes(4))
-            worker.say(wire.Done(run.batch_id, None, ((row,),) * 3, False, *PHASES))
-            await scene.settle()
-            assert scene.driver.arena.statistics().blocks == 3
-            worker.say(wire.Released((run.batch_id,)))
-            await scene.settle()
-            assert scene.driver.arena.statistics().blocks == 0
-            for one in requests[1:]:
-                one.answer.result().close()
-        finally:
-            scene.close()
-
-    asyncio.run(main())
+async def test_blocks_of_several_requests_are_theirs_until_the_worker_has_read_them() -> None:
+    scene = Scene(spec_of("cuda:0"), arena_nbytes=1 << 26)
+    try:
+        await scene.settle()
+        requests = joined(scene)
+        await scene.settle()
+        (worker,) = scene.workers
+        run = worker.runs.pop(0)
+        (tensor, *_) = wire.tensors(run.inputs)
+        assert isinstance(tensor.payload, wire.Parts)
+        assert scene.driver.arena.statistics().blocks == 3
+        requests[0].cancel()  # which frees nothing that the worker reads
+        assert scene.driver.arena.statistics().blocks == 3
+        row = wire.WireTensor("y", "FP32", (1, 1), bytes(4))
+        worker.say(wire.Done(run.batch_id, None, ((row,),) * 3, False, *PHASES))
+        await scene.settle()
+        assert scene.driver.arena.statistics().blocks == 3
+        worker.say(wire.Released((run.batch_id,)))
+        await scene.settle()
+        assert scene.driver.arena.statistics().blocks == 0
+        for one in requests[1:]:
+            one.answer.result().close()
+    finally:
+        scene.close()
 
 
 def test_a_place_in_a_region_needs_no_block() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import time
 import weakref
@@ -200,20 +199,17 @@ def test_a_call_ends_in_its_own_time_though_its_body_does_not() -> None:
     assert dict(talk.peer.responses[1].heads[0])["grpc-status"] == "4"
 
 
-def test_a_stream_of_requests_may_be_open_for_long() -> None:
-    async def run() -> None:
-        requests = AsyncRequests()
-        talk = Talk(
-            handler=lambda exchange: requests.start(exchange, AsyncRequest.wait_until_gone, is_stream=True)
-        )
-        talk.feed(talk.peer.headers(1))
-        for now in (0, 100, 200):
-            talk.http2.check(now)
-        assert talk.http2.unanswered
-        talk.http2.lost()
-        await requests.stop()
-
-    asyncio.run(run())
+async def test_a_stream_of_requests_may_be_open_for_long() -> None:
+    requests = AsyncRequests()
+    talk = Talk(
+        handler=lambda exchange: requests.start(exchange, AsyncRequest.wait_until_gone, is_stream=True)
+    )
+    talk.feed(talk.peer.headers(1))
+    for now in (0, 100, 200):
+        talk.http2.check(now)
+    assert talk.http2.unanswered
+    talk.http2.lost()
+    await requests.stop()
 
 
 def test_a_client_that_takes_nothing_is_given_up_in_the_end() -> None:

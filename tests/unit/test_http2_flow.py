@@ -271,29 +271,26 @@ def test_windows_of_streams_that_cannot_move_are_not_walked() -> None:
     assert all(response.ended for response in talk.peer.responses.values())
 
 
-def test_room_waits_until_little_is_unsent() -> None:
-    async def run() -> None:
-        talk = Talk()
-        talk.feed(talk.peer.request(1) + talk.peer.request(3))
-        first, second = (sink.exchange for sink in talk.sinks)
-        first.start(200, [])
-        first.send(bytes(UNSENT_NBYTES + 65535 + 1))
-        await second.room()
-        waiting = asyncio.ensure_future(first.room())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        talk.feed(talk.peer.grow(0, 10) + talk.peer.grow(1, 10))
+async def test_room_waits_until_little_is_unsent() -> None:
+    talk = Talk()
+    talk.feed(talk.peer.request(1) + talk.peer.request(3))
+    first, second = (sink.exchange for sink in talk.sinks)
+    first.start(200, [])
+    first.send(bytes(UNSENT_NBYTES + 65535 + 1))
+    await second.room()
+    waiting = asyncio.ensure_future(first.room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    talk.feed(talk.peer.grow(0, 10) + talk.peer.grow(1, 10))
+    await waiting
+    first.send(bytes(UNSENT_NBYTES))
+    waiting = asyncio.ensure_future(first.room())
+    await asyncio.sleep(0)
+    talk.feed(reset(1))
+    with pytest.raises(ConnectionResetError):
         await waiting
-        first.send(bytes(UNSENT_NBYTES))
-        waiting = asyncio.ensure_future(first.room())
-        await asyncio.sleep(0)
-        talk.feed(reset(1))
-        with pytest.raises(ConnectionResetError):
-            await waiting
-        with pytest.raises(ConnectionResetError):
-            await first.room()
-
-    asyncio.run(run())
+    with pytest.raises(ConnectionResetError):
+        await first.room()
 
 
 @pytest.mark.parametrize("nbytes", [10, 20_000, MIB])

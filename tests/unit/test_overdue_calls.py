@@ -63,53 +63,44 @@ def test_the_batch_that_hangs_is_told_and_what_was_only_held_runs_elsewhere() ->
     asyncio.run(run())
 
 
-def test_one_that_comes_back_in_the_last_moment_is_answered() -> None:
-    async def run() -> None:
-        scene = Scene(WATCHED)
-        await filled(scene)
-        first, _ = await overdue(scene)
-        worker(scene, first.call.instance).answer([True])
-        assert not scene.driver.overdue.terminate(first, 1.0)
-        await scene.settle()
-        assert [one.answer.exception() for one in scene.pending if one.answer.done()] == [None]
-        assert len(scene.driver.workers.instances.up) == 2
-        scene.close()
-
-    asyncio.run(run())
+async def test_one_that_comes_back_in_the_last_moment_is_answered() -> None:
+    scene = Scene(WATCHED)
+    await filled(scene)
+    first, _ = await overdue(scene)
+    worker(scene, first.call.instance).answer([True])
+    assert not scene.driver.overdue.terminate(first, 1.0)
+    await scene.settle()
+    assert [one.answer.exception() for one in scene.pending if one.answer.done()] == [None]
+    assert len(scene.driver.workers.instances.up) == 2
+    scene.close()
 
 
-def test_another_of_the_same_name_may_be_up_before_the_first_is_dead() -> None:
-    async def run() -> None:
-        scene = Scene(WATCHED)
-        await filled(scene)
-        first, _ = await overdue(scene)
-        link = scene.driver.workers.instances.up[first.call.instance]
-        assert scene.driver.overdue.terminate(first, 1.0)
-        successor = Worker(scene.driver, first.call.instance)
-        scene.workers.append(successor)
-        await scene.settle()
-        assert len(successor.runs) == 1
-        assert scene.driver.overdue.reap(link)
-        assert not scene.driver.overdue.reap(link)
-        assert len(scene.driver.workers.instances.up) == 2
-        scene.close()
-
-    asyncio.run(run())
+async def test_another_of_the_same_name_may_be_up_before_the_first_is_dead() -> None:
+    scene = Scene(WATCHED)
+    await filled(scene)
+    first, _ = await overdue(scene)
+    link = scene.driver.workers.instances.up[first.call.instance]
+    assert scene.driver.overdue.terminate(first, 1.0)
+    successor = Worker(scene.driver, first.call.instance)
+    scene.workers.append(successor)
+    await scene.settle()
+    assert len(successor.runs) == 1
+    assert scene.driver.overdue.reap(link)
+    assert not scene.driver.overdue.reap(link)
+    assert len(scene.driver.workers.instances.up) == 2
+    scene.close()
 
 
-def test_nobody_is_told_who_went_before_and_the_instance_is_ended_all_the_same() -> None:
-    async def run() -> None:
-        scene = Scene(WATCHED)
-        await filled(scene)
-        first, _ = await overdue(scene)
-        for number in range(len(scene.pending)):
-            scene.cancel(number)
-        assert scene.driver.overdue.terminate(first, 1.0)
-        await scene.settle()
-        assert all(one.answer.cancelled() for one in scene.pending)
-        assert list(scene.driver.workers.instances.up) != [first.call.instance]
-        counts = scene.driver.statistics()
-        assert (counts.lost, counts.retried) == (0, 0)
-        scene.close()
-
-    asyncio.run(run())
+async def test_nobody_is_told_who_went_before_and_the_instance_is_ended_all_the_same() -> None:
+    scene = Scene(WATCHED)
+    await filled(scene)
+    first, _ = await overdue(scene)
+    for number in range(len(scene.pending)):
+        scene.cancel(number)
+    assert scene.driver.overdue.terminate(first, 1.0)
+    await scene.settle()
+    assert all(one.answer.cancelled() for one in scene.pending)
+    assert list(scene.driver.workers.instances.up) != [first.call.instance]
+    counts = scene.driver.statistics()
+    assert (counts.lost, counts.retried) == (0, 0)
+    scene.close()

@@ -321,35 +321,29 @@ class Worker:
         self.end.close()
 
 
-def test_a_worker_is_told_once_and_told_of_the_end(table: RegionTable, key: str) -> None:
-    async def scenario() -> None:
-        worker, other = Worker(), Worker()
-        table.register_system("a", key, PAGE, PAGE)
+async def test_a_worker_is_told_once_and_told_of_the_end(table: RegionTable, key: str) -> None:
+    worker, other = Worker(), Worker()
+    table.register_system("a", key, PAGE, PAGE)
+    table.announce(worker.link, {1})
+    table.announce(worker.link, {1})
+    assert worker.hear() == wire.Region(1, PAGE, PAGE)
+    assert [one.st_ino for one in worker.fds] == [os.stat(f"/dev/shm{key}").st_ino]
+    table.unregister(SYSTEM, "a")
+    assert worker.hear() == wire.DropRegion(1)
+    assert worker.hears_nothing()
+    assert other.hears_nothing()
+    worker.close()
+    other.close()
+
+
+async def test_a_new_worker_is_told_what_the_old_one_knew(table: RegionTable, key: str) -> None:
+    table.register_system("a", key, 0, PAGE)
+    for _ in range(2):
+        worker = Worker()
         table.announce(worker.link, {1})
-        table.announce(worker.link, {1})
-        assert worker.hear() == wire.Region(1, PAGE, PAGE)
-        assert [one.st_ino for one in worker.fds] == [os.stat(f"/dev/shm{key}").st_ino]
-        table.unregister(SYSTEM, "a")
-        assert worker.hear() == wire.DropRegion(1)
-        assert worker.hears_nothing()
-        assert other.hears_nothing()
+        assert worker.hear() == wire.Region(1, 0, PAGE)
         worker.close()
-        other.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_new_worker_is_told_what_the_old_one_knew(table: RegionTable, key: str) -> None:
-    async def scenario() -> None:
-        table.register_system("a", key, 0, PAGE)
-        for _ in range(2):
-            worker = Worker()
-            table.announce(worker.link, {1})
-            assert worker.hear() == wire.Region(1, 0, PAGE)
-            worker.close()
-        table.unregister(SYSTEM, "a")
-
-    asyncio.run(scenario())
+    table.unregister(SYSTEM, "a")
 
 
 def cuda(answer: str | None, *, closes: bool = False) -> tuple[RegionTable, list[wire.Message]]:

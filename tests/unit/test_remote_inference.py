@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import socket
@@ -138,104 +137,89 @@ async def connected(spec: Any = SPEC) -> AsyncIterator[IngressAndFront]:
         found.close()
 
 
-def test_a_request_is_run_by_the_front() -> None:
-    async def talk() -> None:
-        async with connected() as there:
-            asked = request(2, 1.5)
-            asked.id = "seven"
-            there.submit(asked)
-            await there.settle()
-            worker = there.scene.busy(0)
-            assert worker is not None
-            (tensor,) = wire.tensors(worker.runs[0].inputs)
-            assert tensor.payload == struct.pack("2f", 1.5, 1.5)
-            await there.run_all()
-            (answer,) = there.answers
-            assert isinstance(answer, InferResponse)
-            assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", "seven")
-            (output,) = answer.outputs
-            assert (output.name, output.shape, bytes(output.data)) == ("y", (2, 1), bytes(8))
-
-    asyncio.run(talk())
+async def test_a_request_is_run_by_the_front() -> None:
+    async with connected() as there:
+        asked = request(2, 1.5)
+        asked.id = "seven"
+        there.submit(asked)
+        await there.settle()
+        worker = there.scene.busy(0)
+        assert worker is not None
+        (tensor,) = wire.tensors(worker.runs[0].inputs)
+        assert tensor.payload == struct.pack("2f", 1.5, 1.5)
+        await there.run_all()
+        (answer,) = there.answers
+        assert isinstance(answer, InferResponse)
+        assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", "seven")
+        (output,) = answer.outputs
+        assert (output.name, output.shape, bytes(output.data)) == ("y", (2, 1), bytes(8))
 
 
-def test_a_request_is_given_the_outputs_that_it_asks_for() -> None:
-    async def talk() -> None:
-        two = dataclasses.replace(SPEC, outputs=(*SPEC.outputs, TensorSpec("z", "FP32", (1,))))
-        async with connected(two) as there:
-            asked = request(1, 1.0, timeout_s=60.0)
-            asked.outputs = ("z",)
-            there.submit(asked)
-            there.submit(request(1, 2.0))
-            await there.settle()
-            worker = there.scene.busy(0)
-            assert worker is not None
-            run = worker.runs.pop(0)
-            whole = [wire.WireTensor(name, "FP32", (2, 1), name.encode() * 8) for name in ("y", "z")]
-            assert [one[0] for one in wire.requests(run.requests)] == [1, 1]
-            worker.say(wire.Done(run.batch_id, tuple(whole), None, True, 1, 2, 3))
-            await there.settle()
-            found = [[(one.name, bytes(one.data)) for one in answer.outputs] for answer in there.responses]
-            assert found == [[("z", b"zzzz")], [("y", b"yyyy"), ("z", b"zzzz")]]
-
-    asyncio.run(talk())
+async def test_a_request_is_given_the_outputs_that_it_asks_for() -> None:
+    two = dataclasses.replace(SPEC, outputs=(*SPEC.outputs, TensorSpec("z", "FP32", (1,))))
+    async with connected(two) as there:
+        asked = request(1, 1.0, timeout_s=60.0)
+        asked.outputs = ("z",)
+        there.submit(asked)
+        there.submit(request(1, 2.0))
+        await there.settle()
+        worker = there.scene.busy(0)
+        assert worker is not None
+        run = worker.runs.pop(0)
+        whole = [wire.WireTensor(name, "FP32", (2, 1), name.encode() * 8) for name in ("y", "z")]
+        assert [one[0] for one in wire.requests(run.requests)] == [1, 1]
+        worker.say(wire.Done(run.batch_id, tuple(whole), None, True, 1, 2, 3))
+        await there.settle()
+        found = [[(one.name, bytes(one.data)) for one in answer.outputs] for answer in there.responses]
+        assert found == [[("z", b"zzzz")], [("y", b"yyyy"), ("z", b"zzzz")]]
 
 
-def test_the_front_refuses_and_counts_wrong_requests_and_reports_failures() -> None:
-    async def talk() -> None:
-        async with connected() as there:
-            there.submit(request(9, 1.0))
-            await there.settle()
-            refused = there.answers.pop()
-            assert isinstance(refused, InvalidArgument)
-            assert refused.untried
-            assert "batch" in str(refused)
-            assert there.scene.metrics.outcomes.rejections["invalid"] == 1
-            unknown = request(1, 1.0)
-            unknown.model_name = "nobody"
-            with pytest.raises(NotFound, match="unknown model: 'nobody'"):
-                there.submit(unknown)
-            there.submit(request(1, 1.0))
-            await there.run_all(well=False)
-            (answer,) = there.answers
-            assert isinstance(answer, RequestError)
-            assert str(answer) == "no"
-            assert there.scene.metrics.statistics  # the front counts what the front has run
-            assert there.scene.driver.unfinished == 0
-
-    asyncio.run(talk())
+async def test_the_front_refuses_and_counts_wrong_requests_and_reports_failures() -> None:
+    async with connected() as there:
+        there.submit(request(9, 1.0))
+        await there.settle()
+        refused = there.answers.pop()
+        assert isinstance(refused, InvalidArgument)
+        assert refused.untried
+        assert "batch" in str(refused)
+        assert there.scene.metrics.outcomes.rejections["invalid"] == 1
+        unknown = request(1, 1.0)
+        unknown.model_name = "nobody"
+        with pytest.raises(NotFound, match="unknown model: 'nobody'"):
+            there.submit(unknown)
+        there.submit(request(1, 1.0))
+        await there.run_all(well=False)
+        (answer,) = there.answers
+        assert isinstance(answer, RequestError)
+        assert str(answer) == "no"
+        assert there.scene.metrics.statistics  # the front counts what the front has run
+        assert there.scene.driver.unfinished == 0
 
 
-def test_a_full_queue_answers_with_a_refusal() -> None:
-    async def talk() -> None:
-        async with connected(dataclasses.replace(SPEC, queue=QueueSpec(1))) as there:
-            for _ in range(8):
-                there.submit(request(4, 1.0))
-            await there.settle()
-            refused = [one for one in there.answers if isinstance(one, Unavailable)]
-            assert refused
-            assert "queue" in str(refused[0])
-            await there.run_all()
-            assert len(there.answers) == 8
-
-    asyncio.run(talk())
+async def test_a_full_queue_answers_with_a_refusal() -> None:
+    async with connected(dataclasses.replace(SPEC, queue=QueueSpec(1))) as there:
+        for _ in range(8):
+            there.submit(request(4, 1.0))
+        await there.settle()
+        refused = [one for one in there.answers if isinstance(one, Unavailable)]
+        assert refused
+        assert "queue" in str(refused[0])
+        await there.run_all()
+        assert len(there.answers) == 8
 
 
-def test_a_cancelled_request_is_never_run_and_never_answered() -> None:
-    async def talk() -> None:
-        async with connected() as there:
-            there.let_workers_die()
-            await there.settle()
-            pending = there.submit(request(1, 1.0))
-            await there.settle()
-            assert there.scene.driver.unfinished == 1
-            pending.cancel()
-            pending.cancel()
-            await there.settle()
-            assert there.scene.driver.unfinished == 0
-            assert there.answers == []
-
-    asyncio.run(talk())
+async def test_a_cancelled_request_is_never_run_and_never_answered() -> None:
+    async with connected() as there:
+        there.let_workers_die()
+        await there.settle()
+        pending = there.submit(request(1, 1.0))
+        await there.settle()
+        assert there.scene.driver.unfinished == 1
+        pending.cancel()
+        pending.cancel()
+        await there.settle()
+        assert there.scene.driver.unfinished == 0
+        assert there.answers == []
 
 
 class _LargeWorker(Worker):
@@ -268,241 +252,212 @@ def taking(nbytes: int) -> Any:
 
 
 @pytest.mark.parametrize("nbytes", [LARGE, 20 * LARGE])
-def test_a_large_tensor_is_lent_both_ways_and_released(nbytes: int) -> None:
+async def test_a_large_tensor_is_lent_both_ways_and_released(nbytes: int) -> None:
     """The largest tensors are copied over several loop iterations."""
+    async with connected(taking(nbytes)) as there:
+        there.let_workers_die()
+        await there.settle()
+        worker = _LargeWorker(there.scene.driver, "a")
+        there.scene.workers = [worker]
+        there.submit(large_request(nbytes))
+        for _ in range(4):
+            await there.settle()
+        (tensor,) = wire.tensors(worker.runs[0].inputs)
+        assert isinstance(tensor.payload, wire.Loan)
+        arena = there.ingress.service.models.find("m").arena
+        assert arena.statistics().blocks == 1
+        assert there.scene.driver.arena.statistics().allocated == 0, "the front copies no input"
+        worker.answer_large(b"\x08")
+        await there.settle()
+        assert arena.statistics().blocks == 0, "the body is free once the batch is through"
+        (answer,) = there.answers
+        assert isinstance(answer, InferResponse)
+        (output,) = answer.outputs
+        assert isinstance(output.data, memoryview)
+        assert bytes(output.data) == b"\x08" * LARGE
+        assert there.requests.loans.n_leased == 1
+        output.data.release()
+        answer.close()
+        await there.settle()
+        assert there.requests.loans.n_leased == 0
+        worker.arena.close()
 
-    async def talk() -> None:
-        async with connected(taking(nbytes)) as there:
+
+@pytest.mark.parametrize("how", ["cancel", "front dies", "no room"])
+async def test_a_large_tensor_that_is_copied_when_its_request_ends(how: str) -> None:
+    async with connected(taking(20 * LARGE)) as there:
+        arena = there.ingress.service.models.find("m").arena
+        if how == "no room":
+            arena.limit_nbytes = LARGE
+        pending = there.submit(large_request(20 * LARGE))
+        if how == "cancel":
+            pending.cancel()
+        elif how == "front dies":
+            there.ingress.on_front_died()
+        for _ in range(4):
+            await there.settle()
+        assert arena.statistics().blocks == 0
+        assert [type(one) for one in there.answers] == ([NoMemory] if how == "no room" else [])
+
+
+async def test_responses_of_a_stream_come_one_by_one_until_its_end() -> None:
+    async with connected(STREAM_SPEC) as there:
+        came: list[InferResponse] = []
+        there.submit(request(1, 1.0), came.append)
+        await there.settle()
+        worker = there.scene.busy(0)
+        assert worker is not None
+        for n in range(3):
+            worker.give([True])
+            await there.settle()
+            assert len(came) == n + 1
+        assert there.answers == []
+        assert there.requests.loans.n_leased == 3, "nobody has written a response yet"
+        for one in came:
+            one.close()
+        await there.settle()
+        assert there.requests.loans.n_leased == 0
+        worker.end()
+        await there.settle()
+        assert there.answers == [None]
+
+
+async def test_a_dead_ingress_process_leaves_nothing() -> None:
+    there = IngressAndFront()
+    await there.settle()
+    there.submit(request(1, 1.0))
+    there.submit(request(4, 1.0))
+    await there.settle()
+    assert there.scene.driver.unfinished == 2
+    there.at_ingress.close()
+    await there.settle()
+    assert there.lost == ["front"]
+    there.requests.close()
+    while (worker := there.scene.busy(0)) is not None:
+        worker.answer([True])
+        await there.settle()
+    assert there.scene.driver.unfinished == 0
+    there.close()
+
+
+async def test_a_new_front_runs_small_requests_again_and_refuses_large_ones() -> None:
+    async with connected() as there:
+        there.submit(request(1, 1.0))
+        placed = request(1, 2.0)
+        placed.sequence = Sequence(7, True, True)
+        there.submit(placed)
+        await there.settle()
+        await there.front_lost()
+        (refused,) = there.answers
+        assert isinstance(refused, Unavailable), "of a sequence only the front knew"
+        late = request(1, 3.0, timeout_s=60.0)
+        there.submit(late)
+        there.submit(request(1, 4.0)).cancel()
+        there.meet_front(dataclasses.replace(SPEC, version=2))
+        there.ingress.resume()
+        await there.settle()
+        assert [one.spec.version for one in there.ingress.service.models.of("m")] == [2]
+        assert late.timeout_s is not None
+        assert late.timeout_s < 60.0
+        there.answers.clear()
+        await there.run_all()
+        assert [one.model_version for one in there.responses] == ["2", "2"]
+        there.submit(request(1, 5.0))
+        await there.settle()
+        for _ in range(2):
+            await there.front_lost()
+            there.meet_front(SPEC)
+            there.ingress.resume()
+            await there.settle()
+        assert isinstance(there.answers[-1], Unavailable), "it was in two fronts that died"
+
+
+async def test_memory_is_shared_with_each_front_anew() -> None:
+    async with connected(LARGE_SPEC) as there:
+
+        async def large(fill: bytes) -> _LargeWorker:
             there.let_workers_die()
             await there.settle()
             worker = _LargeWorker(there.scene.driver, "a")
             there.scene.workers = [worker]
-            there.submit(large_request(nbytes))
-            for _ in range(4):
-                await there.settle()
-            (tensor,) = wire.tensors(worker.runs[0].inputs)
-            assert isinstance(tensor.payload, wire.Loan)
-            arena = there.ingress.service.models.find("m").arena
-            assert arena.statistics().blocks == 1
-            assert there.scene.driver.arena.statistics().allocated == 0, "the front copies no input"
-            worker.answer_large(b"\x08")
+            data = fill * LARGE
+            there.submit(InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (LARGE,), data)], (), None))
             await there.settle()
-            assert arena.statistics().blocks == 0, "the body is free once the batch is through"
-            (answer,) = there.answers
-            assert isinstance(answer, InferResponse)
-            (output,) = answer.outputs
-            assert isinstance(output.data, memoryview)
-            assert bytes(output.data) == b"\x08" * LARGE
-            assert there.requests.loans.n_leased == 1
-            output.data.release()
-            answer.close()
+            worker.answer_large(fill)
             await there.settle()
-            assert there.requests.loans.n_leased == 0
+            return worker
+
+        workers = [await large(b"\1")]
+        arena = there.ingress.service.models.find("m").arena
+        block = arena.allocate(LARGE)  # a body that comes while the front dies
+        block.view[:] = b"\2" * LARGE
+        await there.front_lost()
+        there.meet_front(LARGE_SPEC)
+        there.ingress.resume()
+        await there.settle()
+        (first,) = there.responses
+        assert bytes(first.outputs[0].data) == b"\1" * LARGE, "it is still being written"
+        there.let_workers_die()
+        await there.settle()
+        workers.append(_LargeWorker(there.scene.driver, "a"))
+        there.scene.workers = [workers[-1]]
+        there.submit(InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (LARGE,), block)], (), None))
+        await there.settle()
+        (tensor,) = wire.tensors(workers[-1].runs[0].inputs)
+        assert isinstance(tensor.payload, wire.Loan)
+        workers[-1].answer_large(b"\3")
+        await there.settle()
+        assert bytes(there.responses[-1].outputs[0].data) == b"\3" * LARGE
+        assert there.requests.loans.n_leased == 1
+        first.close()  # a lease of the front before, whose number is in use again
+        await there.settle()
+        assert there.requests.loans.n_leased == 1
+        there.responses[-1].close()
+        await there.settle()
+        assert there.requests.loans.n_leased == 0
+        assert arena.statistics().blocks == 0
+        for one in there.responses:
+            for output in one.outputs:
+                assert isinstance(output.data, memoryview)
+                output.data.release()
+        for worker in workers:
             worker.arena.close()
 
-    asyncio.run(talk())
 
-
-@pytest.mark.parametrize("how", ["cancel", "front dies", "no room"])
-def test_a_large_tensor_that_is_copied_when_its_request_ends(how: str) -> None:
-    async def talk() -> None:
-        async with connected(taking(20 * LARGE)) as there:
-            arena = there.ingress.service.models.find("m").arena
-            if how == "no room":
-                arena.limit_nbytes = LARGE
-            pending = there.submit(large_request(20 * LARGE))
-            if how == "cancel":
-                pending.cancel()
-            elif how == "front dies":
-                there.ingress.on_front_died()
-            for _ in range(4):
-                await there.settle()
-            assert arena.statistics().blocks == 0
-            assert [type(one) for one in there.answers] == ([NoMemory] if how == "no room" else [])
-
-    asyncio.run(talk())
-
-
-def test_responses_of_a_stream_come_one_by_one_until_its_end() -> None:
-    async def talk() -> None:
-        async with connected(STREAM_SPEC) as there:
-            came: list[InferResponse] = []
-            there.submit(request(1, 1.0), came.append)
-            await there.settle()
-            worker = there.scene.busy(0)
-            assert worker is not None
-            for n in range(3):
-                worker.give([True])
-                await there.settle()
-                assert len(came) == n + 1
-            assert there.answers == []
-            assert there.requests.loans.n_leased == 3, "nobody has written a response yet"
-            for one in came:
-                one.close()
-            await there.settle()
-            assert there.requests.loans.n_leased == 0
-            worker.end()
-            await there.settle()
-            assert there.answers == [None]
-
-    asyncio.run(talk())
-
-
-def test_a_dead_ingress_process_leaves_nothing() -> None:
-    async def talk() -> None:
-        there = IngressAndFront()
+async def test_pending_model_updates_are_read_before_a_request_is_refused() -> None:
+    async with connected() as there:
+        other = dataclasses.replace(SPEC, name="n")
+        driver = ModelDriver(other, 1 << 20, ModelMetrics("n", "1", dict))
+        there.front.models.add(driver)
+        there.at_front.flush()  # the update is in the socket, unread by the ingress process
+        asked = request(1, 1.0)
+        asked.model_name = "n"
+        there.submit(asked)
+        wider = dataclasses.replace(SPEC, max_batch_size=64)
+        successor = ModelDriver(wider, 1 << 20, ModelMetrics("m", "1", dict))
+        there.front.models.serve("m", [successor])
+        there.at_front.flush()
+        there.submit(request(50, 1.0))
         await there.settle()
+        assert driver.unfinished == 1
+        assert successor.unfinished == 1
+        driver.close()
+        successor.close()
+        await there.settle()
+        assert len(there.answers) == 2
+
+
+async def test_an_ingress_process_learns_that_the_front_drains_and_ends() -> None:
+    async with connected() as there:
+        health = there.ingress.service.health
+        assert not health.draining
+        there.front.health.drain()
+        await there.settle()
+        assert health.draining
         there.submit(request(1, 1.0))
-        there.submit(request(4, 1.0))
         await there.settle()
-        assert there.scene.driver.unfinished == 2
-        there.at_ingress.close()
+        (answer,) = there.answers
+        assert isinstance(answer, Stopping)
+        there.front.health.end()
         await there.settle()
-        assert there.lost == ["front"]
-        there.requests.close()
-        while (worker := there.scene.busy(0)) is not None:
-            worker.answer([True])
-            await there.settle()
-        assert there.scene.driver.unfinished == 0
-        there.close()
-
-    asyncio.run(talk())
-
-
-def test_a_new_front_runs_small_requests_again_and_refuses_large_ones() -> None:
-    async def talk() -> None:
-        async with connected() as there:
-            there.submit(request(1, 1.0))
-            placed = request(1, 2.0)
-            placed.sequence = Sequence(7, True, True)
-            there.submit(placed)
-            await there.settle()
-            await there.front_lost()
-            (refused,) = there.answers
-            assert isinstance(refused, Unavailable), "of a sequence only the front knew"
-            late = request(1, 3.0, timeout_s=60.0)
-            there.submit(late)
-            there.submit(request(1, 4.0)).cancel()
-            there.meet_front(dataclasses.replace(SPEC, version=2))
-            there.ingress.resume()
-            await there.settle()
-            assert [one.spec.version for one in there.ingress.service.models.of("m")] == [2]
-            assert late.timeout_s is not None
-            assert late.timeout_s < 60.0
-            there.answers.clear()
-            await there.run_all()
-            assert [one.model_version for one in there.responses] == ["2", "2"]
-            there.submit(request(1, 5.0))
-            await there.settle()
-            for _ in range(2):
-                await there.front_lost()
-                there.meet_front(SPEC)
-                there.ingress.resume()
-                await there.settle()
-            assert isinstance(there.answers[-1], Unavailable), "it was in two fronts that died"
-
-    asyncio.run(talk())
-
-
-def test_memory_is_shared_with_each_front_anew() -> None:
-    async def talk() -> None:
-        async with connected(LARGE_SPEC) as there:
-
-            async def large(fill: bytes) -> _LargeWorker:
-                there.let_workers_die()
-                await there.settle()
-                worker = _LargeWorker(there.scene.driver, "a")
-                there.scene.workers = [worker]
-                data = fill * LARGE
-                there.submit(
-                    InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (LARGE,), data)], (), None)
-                )
-                await there.settle()
-                worker.answer_large(fill)
-                await there.settle()
-                return worker
-
-            workers = [await large(b"\1")]
-            arena = there.ingress.service.models.find("m").arena
-            block = arena.allocate(LARGE)  # a body that comes while the front dies
-            block.view[:] = b"\2" * LARGE
-            await there.front_lost()
-            there.meet_front(LARGE_SPEC)
-            there.ingress.resume()
-            await there.settle()
-            (first,) = there.responses
-            assert bytes(first.outputs[0].data) == b"\1" * LARGE, "it is still being written"
-            there.let_workers_die()
-            await there.settle()
-            workers.append(_LargeWorker(there.scene.driver, "a"))
-            there.scene.workers = [workers[-1]]
-            there.submit(
-                InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (LARGE,), block)], (), None)
-            )
-            await there.settle()
-            (tensor,) = wire.tensors(workers[-1].runs[0].inputs)
-            assert isinstance(tensor.payload, wire.Loan)
-            workers[-1].answer_large(b"\3")
-            await there.settle()
-            assert bytes(there.responses[-1].outputs[0].data) == b"\3" * LARGE
-            assert there.requests.loans.n_leased == 1
-            first.close()  # a lease of the front before, whose number is in use again
-            await there.settle()
-            assert there.requests.loans.n_leased == 1
-            there.responses[-1].close()
-            await there.settle()
-            assert there.requests.loans.n_leased == 0
-            assert arena.statistics().blocks == 0
-            for one in there.responses:
-                for output in one.outputs:
-                    assert isinstance(output.data, memoryview)
-                    output.data.release()
-            for worker in workers:
-                worker.arena.close()
-
-    asyncio.run(talk())
-
-
-def test_pending_model_updates_are_read_before_a_request_is_refused() -> None:
-    async def talk() -> None:
-        async with connected() as there:
-            other = dataclasses.replace(SPEC, name="n")
-            driver = ModelDriver(other, 1 << 20, ModelMetrics("n", "1", dict))
-            there.front.models.add(driver)
-            there.at_front.flush()  # the update is in the socket, unread by the ingress process
-            asked = request(1, 1.0)
-            asked.model_name = "n"
-            there.submit(asked)
-            wider = dataclasses.replace(SPEC, max_batch_size=64)
-            successor = ModelDriver(wider, 1 << 20, ModelMetrics("m", "1", dict))
-            there.front.models.serve("m", [successor])
-            there.at_front.flush()
-            there.submit(request(50, 1.0))
-            await there.settle()
-            assert driver.unfinished == 1
-            assert successor.unfinished == 1
-            driver.close()
-            successor.close()
-            await there.settle()
-            assert len(there.answers) == 2
-
-    asyncio.run(talk())
-
-
-def test_an_ingress_process_learns_that_the_front_drains_and_ends() -> None:
-    async def talk() -> None:
-        async with connected() as there:
-            health = there.ingress.service.health
-            assert not health.draining
-            there.front.health.drain()
-            await there.settle()
-            assert health.draining
-            there.submit(request(1, 1.0))
-            await there.settle()
-            (answer,) = there.answers
-            assert isinstance(answer, Stopping)
-            there.front.health.end()
-            await there.settle()
-            assert health.ended
-
-    asyncio.run(talk())
+        assert health.ended

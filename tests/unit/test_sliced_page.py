@@ -17,7 +17,7 @@ N_STEPS = 40
 STEP_S = 0.001
 
 
-def test_others_have_their_turn_and_share_the_next_page() -> None:
+async def test_others_have_their_turn_and_share_the_next_page() -> None:
     n_made = 0
 
     def rendering() -> Generator[None, None, bytes]:
@@ -28,20 +28,17 @@ def test_others_have_their_turn_and_share_the_next_page() -> None:
             yield
         return b"%d" % n_made
 
-    async def test() -> None:
-        page = SlicedPage(rendering)
-        first = asyncio.create_task(page.page())
-        turns = 0
-        while not first.done():
-            await asyncio.sleep(0)
-            turns += 1
-            if turns == 4:
-                others = [asyncio.create_task(page.page()) for _ in range(9)]
-        assert turns > N_STEPS / 4
-        assert first.result() == b"1"
-        assert set(await asyncio.gather(*others)) == {b"2"}
-
-    asyncio.run(test())
+    page = SlicedPage(rendering)
+    first = asyncio.create_task(page.page())
+    turns = 0
+    while not first.done():
+        await asyncio.sleep(0)
+        turns += 1
+        if turns == 4:
+            others = [asyncio.create_task(page.page()) for _ in range(9)]
+    assert turns > N_STEPS / 4
+    assert first.result() == b"1"
+    assert set(await asyncio.gather(*others)) == {b"2"}
 
 
 def made(rendering: Generator[None, None, bytes]) -> bytes:
