@@ -5,8 +5,9 @@ same bytes as without the forwarding.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import http1_talk
@@ -73,17 +74,15 @@ class House:
         self.scene.close()
 
 
-def run(test: Callable[[House], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        house = House()
-        try:
-            await test(house)
-            await house.settle()
-            assert (house.way.forwarding.n_open, house.way.forwarded.n_open) == (0, 0)
-        finally:
-            await house.close()
-
-    asyncio.run(whole())
+@contextlib.asynccontextmanager
+async def opened() -> AsyncIterator[House]:
+    house = House()
+    try:
+        yield house
+        await house.settle()
+        assert (house.way.forwarding.n_open, house.way.forwarded.n_open) == (0, 0)
+    finally:
+        await house.close()
 
 
 # ---- the same as without ------------------------------------------------------------------------
@@ -122,8 +121,8 @@ HTTP1: Final = {
 
 @pytest.mark.parametrize("name", HTTP1)
 @pytest.mark.parametrize("cuts", [(), (30, 90, 110)], ids=["whole", "cut"])
-def test_a_client_of_http1_sees_no_difference(name: str, cuts: tuple[int, ...]) -> None:
-    async def test(house: House) -> None:
+async def test_a_client_of_http1_sees_no_difference(name: str, cuts: tuple[int, ...]) -> None:
+    async with opened() as house:
         seen = {}
         for way in WAYS:
             talk = http1_talk.Talk(handler=house.accept_by(way))
@@ -134,8 +133,6 @@ def test_a_client_of_http1_sees_no_difference(name: str, cuts: tuple[int, ...]) 
             seen[way] = DATE.sub(b"", talk.way.raw), talk.way.said
         assert seen["forwarded"] == seen["direct"]
         assert seen["direct"][0]
-
-    run(test)
 
 
 GRPC: Final = {
@@ -154,11 +151,10 @@ GRPC: Final = {
 
 
 @pytest.mark.parametrize("name", GRPC)
-def test_a_client_of_grpc_sees_no_difference(name: str) -> None:
+async def test_a_client_of_grpc_sees_no_difference(name: str) -> None:
     path, message = GRPC[name]
     fields = [field for field in POST if field[0] != ":path"]
-
-    async def test(house: House) -> None:
+    async with opened() as house:
         seen = {}
         for way in WAYS:
             talk = http2_scene.Talk(handler=house.accept_by(way))
@@ -172,15 +168,12 @@ def test_a_client_of_grpc_sees_no_difference(name: str) -> None:
             seen[way] = [(one.heads, one.body, one.reset) for one in answers]
         assert seen["forwarded"] == seen["direct"]
 
-    run(test)
-
 
 @pytest.mark.parametrize("name", ["live", "region", "infer", "stream"])
-def test_a_cancelled_call_leaves_nothing(name: str) -> None:
+async def test_a_cancelled_call_leaves_nothing(name: str) -> None:
     path, message = GRPC[name]
     fields = [field for field in POST if field[0] != ":path"]
-
-    async def test(house: House) -> None:
+    async with opened() as house:
         talk = http2_scene.Talk(handler=house.accept_by("forwarded"))
         for stream_id in (1, 3):
             head = talk.peer.headers(stream_id, [*fields[:1], (":path", path), *fields[1:]])
@@ -189,8 +182,6 @@ def test_a_cancelled_call_leaves_nothing(name: str) -> None:
         talk.feed(b"".join(reset(one) for one in (1, 3)))
         await house.settle()
         assert house.requests.tasks == set()
-
-    run(test)
 
 
 # ---- large bodies -------------------------------------------------------------------------------

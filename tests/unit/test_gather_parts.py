@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 from typing import Any
@@ -15,7 +16,6 @@ from test_gather_properties import (
     Part,
     Plane,
     free_all,
-    on_a_loop,
     parts_of_a_batch,
     plane,
     requests_of,
@@ -87,34 +87,28 @@ def test_a_batch_for_a_device_is_the_concatenation_of_its_parts(parts: list[Part
             free_all(made, requests, gathered)
             assert made.arena.statistics().blocks == made.lender.statistics().blocks == 0
 
-    on_a_loop(main())
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_small_batches_for_a_device_travel_in_the_message(kind: str) -> None:
-    async def main() -> None:
-        part = Part(kind, 1, 1)
-        with plane(read_only=False) as made:
-            requests = requests_of(made, [values(part, 8, "INT32")], [part], "INT32")
-            gathered = gathered_for_device(made, requests, [part])
-            found = type(gathered.tensors[0].payload)
-            assert found is (wire.Place if kind == "region" else bytes)
-            free_all(made, requests, gathered)
-
-    on_a_loop(main())
+async def test_small_batches_for_a_device_travel_in_the_message(kind: str) -> None:
+    part = Part(kind, 1, 1)
+    with plane(read_only=False) as made:
+        requests = requests_of(made, [values(part, 8, "INT32")], [part], "INT32")
+        gathered = gathered_for_device(made, requests, [part])
+        found = type(gathered.tensors[0].payload)
+        assert found is (wire.Place if kind == "region" else bytes)
+        free_all(made, requests, gathered)
 
 
-def test_bools_of_a_client_are_looked_at_on_the_host() -> None:
-    async def main() -> None:
-        parts = [Part("region", 1, 1), Part("block", 1, 2)]
-        with plane(read_only=True) as made:
-            requests = requests_of(made, [values(one, 20000, "BOOL") for one in parts], parts, "BOOL")
-            gathered = gathered_for_device(made, requests, parts)
-            assert isinstance(gathered.tensors[0].payload, wire.Ref)
-            assert len(gathered.fills) == 1
-            free_all(made, requests, gathered)
-
-    on_a_loop(main())
+async def test_bools_of_a_client_are_looked_at_on_the_host() -> None:
+    parts = [Part("region", 1, 1), Part("block", 1, 2)]
+    with plane(read_only=True) as made:
+        requests = requests_of(made, [values(one, 20000, "BOOL") for one in parts], parts, "BOOL")
+        gathered = gathered_for_device(made, requests, parts)
+        assert isinstance(gathered.tensors[0].payload, wire.Ref)
+        assert len(gathered.fills) == 1
+        free_all(made, requests, gathered)
 
 
 def spec_of(*devices: str, memory: str = "gpu", read_only: bool = False) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -157,11 +157,6 @@ def wire_bytes(array: Any) -> bytes:
     return encode_bytes(array.ravel().tolist()) if array.dtype == object else bytes(array.tobytes())
 
 
-def on_a_loop(main: Coroutine[Any, Any, None]) -> None:
-    """A link belongs to an event loop."""
-    asyncio.run(main)
-
-
 def requests_of(made: Plane, arrays: list[Any], parts: list[Part], datatype: str) -> list[InferRequest]:
     placed = [made.place(part.kind, wire_bytes(one)) for part, one in zip(parts, arrays, strict=True)]
     requests = []
@@ -220,24 +215,21 @@ def test_a_batch_is_the_concatenation_of_its_requests(
             assert made.arena.statistics().blocks == 0
             assert made.lender.statistics().blocks == 0
 
-    on_a_loop(main())
+    asyncio.run(main())  # a link belongs to an event loop
 
 
 @pytest.mark.parametrize("inner", [600_000, 1 << 20])
-def test_a_large_batch_is_copied_in_parts(inner: int) -> None:
-    async def main() -> None:
-        parts = [Part(kind, 1, n) for n, kind in enumerate(KINDS)]
-        arrays = [values(part, inner, "INT32") for part in parts]
-        with plane(read_only=False) as made:
-            requests = requests_of(made, arrays, parts, "INT32")
-            gathered = gathered_by(made, requests, parts)
-            seen = made.seen(run_message(1, [1] * len(parts), requests, gathered))
-            assert np.array_equal(seen, np.concatenate(arrays))
-            del seen
-            free_all(made, requests, gathered)
-            assert made.arena.statistics().blocks == made.lender.statistics().blocks == 0
-
-    on_a_loop(main())
+async def test_a_large_batch_is_copied_in_parts(inner: int) -> None:
+    parts = [Part(kind, 1, n) for n, kind in enumerate(KINDS)]
+    arrays = [values(part, inner, "INT32") for part in parts]
+    with plane(read_only=False) as made:
+        requests = requests_of(made, arrays, parts, "INT32")
+        gathered = gathered_by(made, requests, parts)
+        seen = made.seen(run_message(1, [1] * len(parts), requests, gathered))
+        assert np.array_equal(seen, np.concatenate(arrays))
+        del seen
+        free_all(made, requests, gathered)
+        assert made.arena.statistics().blocks == made.lender.statistics().blocks == 0
 
 
 def check_unchanged(made: Plane, requests: list[InferRequest], arrays: list[Any], parts: list[Part]) -> None:
@@ -252,36 +244,32 @@ def check_unchanged(made: Plane, requests: list[InferRequest], arrays: list[Any]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("read_only", [False, True])
-def test_what_is_alone_in_its_batch_is_copied_only_where_it_has_to_be(kind: str, read_only: bool) -> None:
-    async def main() -> None:
-        part = Part(kind, 1, 1)
-        array = values(part, 6000, "INT32")
-        with plane(read_only=read_only) as made:
-            requests = requests_of(made, [array], [part], "INT32")
-            gathered = gathered_by(made, requests, [part])
-            found = type(gathered.tensors[0].payload)
-            at_once = {"block": wire.Ref, "lent": wire.Loan, "region": wire.Place, "shared": wire.Loan}
-            copied = kind in {"bytes", "view"} or (kind in {"region", "shared"} and not read_only)
-            assert found is (wire.Ref if copied else at_once[kind])
-            assert len(gathered.blocks) == copied
-            assert len(gathered.fills) == (kind in {"region", "shared"} and copied)
-            free_all(made, requests, gathered)
+async def test_what_is_alone_in_its_batch_is_copied_only_where_it_has_to_be(
+    kind: str, read_only: bool
+) -> None:
+    part = Part(kind, 1, 1)
+    array = values(part, 6000, "INT32")
+    with plane(read_only=read_only) as made:
+        requests = requests_of(made, [array], [part], "INT32")
+        gathered = gathered_by(made, requests, [part])
+        found = type(gathered.tensors[0].payload)
+        at_once = {"block": wire.Ref, "lent": wire.Loan, "region": wire.Place, "shared": wire.Loan}
+        copied = kind in {"bytes", "view"} or (kind in {"region", "shared"} and not read_only)
+        assert found is (wire.Ref if copied else at_once[kind])
+        assert len(gathered.blocks) == copied
+        assert len(gathered.fills) == (kind in {"region", "shared"} and copied)
+        free_all(made, requests, gathered)
 
-    on_a_loop(main())
 
-
-def test_device_memory_is_always_copied() -> None:
-    async def main() -> None:
-        part = Part("region", 1, 1)
-        with plane(read_only=True) as made:
-            requests = requests_of(made, [values(part, 6000, "INT32")], [part], "INT32")
-            requests[0].regions[0].device = "cuda:0"
-            gathered = gathered_by(made, requests, [part])
-            assert isinstance(gathered.tensors[0].payload, wire.Ref)
-            assert len(gathered.fills) == 1
-            free_all(made, requests, gathered)
-
-    on_a_loop(main())
+async def test_device_memory_is_always_copied() -> None:
+    part = Part("region", 1, 1)
+    with plane(read_only=True) as made:
+        requests = requests_of(made, [values(part, 6000, "INT32")], [part], "INT32")
+        requests[0].regions[0].device = "cuda:0"
+        gathered = gathered_by(made, requests, [part])
+        assert isinstance(gathered.tensors[0].payload, wire.Ref)
+        assert len(gathered.fills) == 1
+        free_all(made, requests, gathered)
 
 
 def test_an_output_in_device_memory_is_copied_for_the_step_that_reads_it() -> None:
@@ -295,18 +283,15 @@ def test_an_output_in_device_memory_is_copied_for_the_step_that_reads_it() -> No
     assert (found.number, found.offset, found.nbytes, found.device) == (7, 8, 3600, "cuda:0")
 
 
-def test_nothing_stays_allocated_where_there_is_no_memory() -> None:
-    async def main() -> None:
-        parts = [Part("region", 1, 1), Part("lent", 1, 2)]
-        arrays = [values(part, 6000, "INT32") for part in parts]
-        with plane(read_only=False) as made:
-            requests = requests_of(made, arrays, parts, "INT32")
-            made.arena.close()
-            full = Arena(0, lambda *_: None, lambda _: None)
-            with pytest.raises(OutOfMemory):
-                gather(requests, 2, True, 48000, full, made.link)
-            assert full.statistics().blocks == 0
-            free_all(made, requests, Gathered((), [], False))
-            assert made.lender.statistics().blocks == 0
-
-    on_a_loop(main())
+async def test_nothing_stays_allocated_where_there_is_no_memory() -> None:
+    parts = [Part("region", 1, 1), Part("lent", 1, 2)]
+    arrays = [values(part, 6000, "INT32") for part in parts]
+    with plane(read_only=False) as made:
+        requests = requests_of(made, arrays, parts, "INT32")
+        made.arena.close()
+        full = Arena(0, lambda *_: None, lambda _: None)
+        with pytest.raises(OutOfMemory):
+            gather(requests, 2, True, 48000, full, made.link)
+        assert full.statistics().blocks == 0
+        free_all(made, requests, Gathered((), [], False))
+        assert made.lender.statistics().blocks == 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import logging
 import urllib.parse
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import numpy as np
@@ -82,15 +83,13 @@ class House:
         self.scene.close()
 
 
-def run(test: Callable[[House], Awaitable[None]], *made: Any) -> None:
-    async def whole() -> None:
-        house = House(*made)
-        try:
-            await test(house)
-        finally:
-            await house.close()
-
-    asyncio.run(whole())
+@contextlib.asynccontextmanager
+async def opened(*made: Any) -> AsyncIterator[House]:
+    house = House(*made)
+    try:
+        yield house
+    finally:
+        await house.close()
 
 
 def message(rows: int = 1) -> bytes:
@@ -137,10 +136,9 @@ WAYS: Final[dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_inference_needs_no_task_and_is_answered_in_its_turn(way: str) -> None:
+async def test_inference_needs_no_task_and_is_answered_in_its_turn(way: str) -> None:
     made, fields = WAYS[way]
-
-    async def test(house: House) -> None:
+    async with opened(*made) as house:
         body = packed(message()) if way == "packed" else framed(message())
         for _ in range(2):  # the second has a head that is known
             response = house.call(unary_rpcs.MODEL_INFER, body, *fields)
@@ -153,19 +151,16 @@ def test_inference_needs_no_task_and_is_answered_in_its_turn(way: str) -> None:
         await house.answer(well=False)
         assert (status(failed), failed.body) == (13, b"")
 
-    run(test, *made)
-
 
 @pytest.mark.parametrize("thread_nbytes", [1, 16 << 10])
 @pytest.mark.parametrize("packs", [True, False])
-def test_large_messages_are_packed_and_unpacked_beside_the_loop(
+async def test_large_messages_are_packed_and_unpacked_beside_the_loop(
     thread_nbytes: int, packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offload, "THREAD_NBYTES", thread_nbytes)
     for module in (grpc_protocol, model_infer):
         monkeypatch.setattr(module, "COMPRESSED_NBYTES", 1)
-
-    async def test(house: House) -> None:
+    async with opened(None, "high") as house:
         body = packed(message(4)) if packs else framed(message(4))
         fields = [("grpc-encoding", "gzip")] if packs else []
         response = house.call(
@@ -179,13 +174,12 @@ def test_large_messages_are_packed_and_unpacked_beside_the_loop(
         assert response.body[0] in (0, 1)
         assert list(answered(response, "gzip").outputs[0].shape) == [4, 1]
 
-    run(test, None, "high")
 
-
-def test_a_client_that_leaves_a_full_stream_takes_its_request_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_leaves_a_full_stream_takes_its_request_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(model_stream_infer, "MAX_PENDING_NBYTES", 1)
-
-    async def test(house: House) -> None:
+    async with opened() as house:
         house.call(unary_rpcs.MODEL_STREAM_INFER, packed(message()) * 3, ("grpc-encoding", "gzip"), end=False)
         await house.settle()
         assert house.scene.driver.unfinished == 1  # the others are not even unpacked
@@ -193,8 +187,6 @@ def test_a_client_that_leaves_a_full_stream_takes_its_request_back(monkeypatch: 
         await house.settle()
         assert house.requests.tasks == set()
         assert house.scene.metrics.outcomes.cancellations == 1
-
-    run(test)
 
 
 # ---- other calls --------------------------------------------------------------------------------
@@ -209,15 +201,13 @@ def test_a_client_that_leaves_a_full_stream_takes_its_request_back(monkeypatch: 
         (SERVICE + "NoSuchMethod", False, 12),
     ],
 )
-def test_calls_that_cannot_be_served_are_told_why_at_their_end(path: str, te: bool, code: int) -> None:
-    async def test(house: House) -> None:
+async def test_calls_that_cannot_be_served_are_told_why_at_their_end(path: str, te: bool, code: int) -> None:
+    async with opened() as house:
         response = house.call(path, b"\0\0", te=te, end=False)
         assert not response.heads
         house.feed(b"\0\0\0", end=True)
         assert status(response) == code
         assert ("'te: trailers'" in said(response)) is (code == 3)
-
-    run(test)
 
 
 @pytest.mark.parametrize(
@@ -231,27 +221,23 @@ def test_calls_that_cannot_be_served_are_told_why_at_their_end(path: str, te: bo
     ],
 )
 @pytest.mark.parametrize("body", [None, framed(b"")])
-def test_a_client_that_leaves_is_no_defect(
+async def test_a_client_that_leaves_is_no_defect(
     path: str, body: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(house: House) -> None:
+    caplog.set_level(logging.INFO)
+    async with opened() as house:
         house.call(path, body, end=False)
         await house.settle()
         house.leave()
         await house.settle()
         assert house.requests.tasks == set()
-
-    with caplog.at_level(logging.INFO):
-        run(test)
     assert caplog.records == []
 
 
-def test_a_method_is_named_as_it_is() -> None:
-    async def test(house: House) -> None:
+async def test_a_method_is_named_as_it_is() -> None:
+    async with opened() as house:
         for path in (SERVICE + "Model%49nfer", SERVICE.replace("/i", "/%69") + "ServerLive"):
             assert status(house.call(path, framed(b""))) == 12
-
-    run(test)
 
 
 @given(st.sampled_from([1, 100, 2000]), st.text(min_size=1))

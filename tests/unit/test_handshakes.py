@@ -7,7 +7,7 @@ import contextlib
 import socket
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -68,22 +68,15 @@ class Listened:
         return self.admission.n_open + sum(self.admission.refused.values())
 
 
-def run(context: ssl.SSLContext, test: Callable[[Listened], Awaitable[None]], most: int = 9) -> None:
-    @contextlib.asynccontextmanager
-    async def listened() -> AsyncIterator[Listened]:
-        one = Listened(context, Admission(Limits(max_connections=most), 1 << 16))
-        yield one
-        one.listener.close()
-
-    async def main() -> None:
-        async with listened() as one:
-            await test(one)
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def listening(context: ssl.SSLContext, most: int = 9) -> AsyncIterator[Listened]:
+    one = Listened(context, Admission(Limits(max_connections=most), 1 << 16))
+    yield one
+    one.listener.close()
 
 
-def test_who_says_nothing_is_counted_and_let_go(context: ssl.SSLContext) -> None:
-    async def test(one: Listened) -> None:
+async def test_who_says_nothing_is_counted_and_let_go(context: ssl.SSLContext) -> None:
+    async with listening(context) as one:
         client = await one.client()
         assert one.admission.n_open == 1
         now = asyncio.get_running_loop().time()
@@ -94,11 +87,9 @@ def test_who_says_nothing_is_counted_and_let_go(context: ssl.SSLContext) -> None
         client.close()
         assert (one.admission.n_open, one.admission.late["handshake"], one.made) == (0, 1, [])
 
-    run(context, test)
 
-
-def test_who_is_one_too_many_is_refused_before_any_handshake(context: ssl.SSLContext) -> None:
-    async def test(one: Listened) -> None:
+async def test_who_is_one_too_many_is_refused_before_any_handshake(context: ssl.SSLContext) -> None:
+    async with listening(context, most=1) as one:
         first, second = await one.client(), await one.client()
         assert second.recv(1) == b""
         assert sum(one.admission.refused.values()) == 1
@@ -106,11 +97,9 @@ def test_who_is_one_too_many_is_refused_before_any_handshake(context: ssl.SSLCon
         second.close()
         await until(lambda: one.admission.n_open == 0)
 
-    run(context, test, most=1)
 
-
-def test_what_is_no_handshake_gives_its_place_back(context: ssl.SSLContext) -> None:
-    async def test(one: Listened) -> None:
+async def test_what_is_no_handshake_gives_its_place_back(context: ssl.SSLContext) -> None:
+    async with listening(context) as one:
         client = await one.client()
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
         await until(lambda: one.admission.n_open == 0)
@@ -118,11 +107,9 @@ def test_what_is_no_handshake_gives_its_place_back(context: ssl.SSLContext) -> N
         client.close()
         assert not one.made[0].endpoints.tls
 
-    run(context, test)
 
-
-def test_a_connection_keeps_its_place_until_it_gives_it_back(context: ssl.SSLContext) -> None:
-    async def test(one: Listened) -> None:
+async def test_a_connection_keeps_its_place_until_it_gives_it_back(context: ssl.SSLContext) -> None:
+    async with listening(context) as one:
         trusting = ssl.create_default_context()
         trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
 
@@ -137,15 +124,14 @@ def test_a_connection_keeps_its_place_until_it_gives_it_back(context: ssl.SSLCon
         one.made[0].leave()
         assert one.admission.n_open == 0
 
-    run(context, test)
 
-
-def test_addresses_take_turns_and_have_so_many_at_once(
+async def test_addresses_take_turns_and_have_so_many_at_once(
     context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
+    monkeypatch.setattr(handshakes, "MAX_HANDSHAKES_PER_ADDRESS", 5)
+    async with listening(context) as one:
 
-    async def test(one: Listened) -> None:
         def begin(caller: Any) -> None:
             begun.append(caller.source)
             one.listener.handshakes._n_begun[caller.source] += 1
@@ -164,6 +150,3 @@ def test_addresses_take_turns_and_have_so_many_at_once(
         await until(lambda: not one.listener.handshakes._next_scheduled)
         assert len(begun) == 8
         one.listener.handshakes._waiting.clear()
-
-    monkeypatch.setattr(handshakes, "MAX_HANDSHAKES_PER_ADDRESS", 5)
-    run(context, test)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
-import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
@@ -55,15 +55,13 @@ class House:
         self.scene.close()
 
 
-def run(test: Callable[[House], Awaitable[None]], *made: Any) -> None:
-    async def whole() -> None:
-        house = House(*made)
-        try:
-            await test(house)
-        finally:
-            await house.close()
-
-    asyncio.run(whole())
+@contextlib.asynccontextmanager
+async def opened(*made: Any) -> AsyncIterator[House]:
+    house = House(*made)
+    try:
+        yield house
+    finally:
+        await house.close()
 
 
 def get(path: bytes, fields: bytes = b"") -> bytes:
@@ -78,8 +76,8 @@ def outputs(talk: Talk) -> list[Any]:
 # ---- inference ----------------------------------------------------------------------------------
 
 
-def test_an_answer_is_sent_in_the_turn_in_which_it_is_there() -> None:
-    async def test(house: House) -> None:
+async def test_an_answer_is_sent_in_the_turn_in_which_it_is_there() -> None:
+    async with opened() as house:
         talk = house.talk().feed(post(BODY, line=INFER))
         assert house.requests.tasks == set()
         assert talk.way.sent == b""
@@ -89,17 +87,14 @@ def test_an_answer_is_sent_in_the_turn_in_which_it_is_there() -> None:
         await house.answer(well=False)
         assert talk.responses()[1][0].startswith(b"HTTP/1.1 500 ")
 
-    run(test)
-
 
 @pytest.mark.parametrize("cuts", [(), (150,), tuple(range(0, 400, 7))])
 @pytest.mark.parametrize("thread_nbytes", [1, 16 << 10])
-def test_compressed_bodies_and_answers(
+async def test_compressed_bodies_and_answers(
     cuts: tuple[int, ...], thread_nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offload, "THREAD_NBYTES", thread_nbytes)
-
-    async def test(house: House) -> None:
+    async with opened() as house:
         fields = b"Content-Encoding: gzip\r\nAccept-Encoding: gzip\r\n"
         talk = house.talk().feed(post(gzip.compress(BODY), fields, INFER), cuts)
         while not talk.way.sent:
@@ -110,10 +105,8 @@ def test_compressed_bodies_and_answers(
         assert b"vary: accept-encoding" in head
         assert json.loads(gzip.decompress(body))["model_name"] == "m"
 
-    run(test)
 
-
-def test_a_client_that_leaves_while_a_thread_works_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_leaves_while_a_thread_works_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "THREAD_NBYTES", 1)
     may_go_on, working = threading.Event(), threading.Event()
     result_or_error = offload.result_or_error
@@ -124,8 +117,7 @@ def test_a_client_that_leaves_while_a_thread_works_for_it(monkeypatch: pytest.Mo
         return result_or_error(work)
 
     monkeypatch.setattr(offload, "result_or_error", slowly)
-
-    async def test(house: House) -> None:
+    async with opened() as house:
         leaves = house.talk().feed(post(gzip.compress(BODY), b"Content-Encoding: gzip\r\n", INFER))
         await asyncio.to_thread(working.wait)
         leaves.http1.lost()
@@ -138,10 +130,8 @@ def test_a_client_that_leaves_while_a_thread_works_for_it(monkeypatch: pytest.Mo
         assert (leaves.way.sent, waits.way.sent) == (b"", b"")
         assert house.scene.metrics.outcomes.cancellations == 0
 
-    run(test)
 
-
-def test_a_large_tensor_that_comes_in_parts_is_in_the_arena_while_it_is_wanted() -> None:
+async def test_a_large_tensor_that_comes_in_parts_is_in_the_arena_while_it_is_wanted() -> None:
     wide = ModelSpec("m", (TensorSpec("x", "UINT8", (WIDE,)),), (), 0, SPEC.instances)
     said = {
         "inputs": [
@@ -151,8 +141,7 @@ def test_a_large_tensor_that_comes_in_parts_is_in_the_arena_while_it_is_wanted()
     text = json.dumps(said).encode()
     fields = b"Inference-Header-Content-Length: %d\r\n" % len(text)
     whole = post(text + bytes(WIDE), fields, INFER)
-
-    async def test(house: House) -> None:
+    async with opened(wide) as house:
         for cut in (len(whole) - 1, len(whole)):
             talk = house.talk().feed(whole[:cut], cuts=(len(whole) // 2,))
             await house.scene.settle()
@@ -161,8 +150,6 @@ def test_a_large_tensor_that_comes_in_parts_is_in_the_arena_while_it_is_wanted()
             talk.http1.lost()
             await house.answer()
             assert house.scene.driver.arena.statistics().block_nbytes == 0
-
-    run(test, wide)
 
 
 # ---- other endpoints ----------------------------------------------------------------------------
@@ -180,18 +167,16 @@ def test_a_large_tensor_that_comes_in_parts_is_in_the_arena_while_it_is_wanted()
         (post(b" " * (1 << 21), line=b"POST /v2/logging HTTP/1.1"), 400, "over the limit of 1048576 bytes"),
     ],
 )
-def test_errors(sent: bytes, status: int, text: str) -> None:
-    async def test(house: House) -> None:
+async def test_errors(sent: bytes, status: int, text: str) -> None:
+    async with opened() as house:
         talk = house.talk().feed(sent)
         await house.scene.settle()
         assert talk.status == status
         assert text in talk.error
 
-    run(test)
 
-
-def test_what_needs_no_body_is_answered_before_it_has_come() -> None:
-    async def test(house: House) -> None:
+async def test_what_needs_no_body_is_answered_before_it_has_come() -> None:
+    async with opened() as house:
         for line in (b"GET /v2/health/live HTTP/1.1", b"POST /v2/models/none/infer HTTP/1.1"):
             talk = house.talk().feed(post(b"1234567890", line=line)[:-10])
             assert talk.way.sent == b""
@@ -201,11 +186,9 @@ def test_what_needs_no_body_is_answered_before_it_has_come() -> None:
             talk.feed(b"1234567890" + get(b"/v2"))
             assert b'{"name":"test"' in talk.way.sent[n_sent:]
 
-    run(test)
 
-
-def test_endpoints_that_only_tell_need_no_task() -> None:
-    async def test(house: House) -> None:
+async def test_endpoints_that_only_tell_need_no_task() -> None:
+    async with opened() as house:
         paths = (b"/v2", b"/v2/health/live", b"/v2/models/m", b"/v2/models/m/config", b"/docs",
                  b"/v2/gpus", b"/v2/trace/setting", b"/v2/logging",
                  b"/v2/systemsharedmemory/status")  # fmt: skip
@@ -213,22 +196,19 @@ def test_endpoints_that_only_tell_need_no_task() -> None:
             assert house.talk().feed(get(path)).status == 200, path
         assert house.requests.tasks == set()
 
-    run(test)
 
-
-def test_what_is_told_of_all_models_is_made_beside_other_requests() -> None:
-    async def test(house: House) -> None:
+async def test_what_is_told_of_all_models_is_made_beside_other_requests() -> None:
+    async with opened() as house:
         for path in (b"/v2/models/stats", b"/openapi.json", b"/metrics"):
             talk = house.talk().feed(get(path))
             assert talk.way.sent == b""
             await house.scene.settle()
             assert talk.status == 200
 
-    run(test)
 
+async def test_a_defect_is_an_answer_and_the_connection_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async with opened() as house:
 
-def test_a_defect_is_an_answer_and_the_connection_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(house: House) -> None:
         def fail(*_: Any) -> Any:
             raise ValueError("a mistake")
 
@@ -240,7 +220,4 @@ def test_a_defect_is_an_answer_and_the_connection_goes_on(caplog: pytest.LogCapt
         talk.feed(get(b"/v2"))
         assert [head[:12] for head, _ in talk.responses()] == [b"HTTP/1.1 500"] * 2 + [b"HTTP/1.1 200"]
         assert talk.responses()[0][1] == b'{"error":"internal error of the server"}'
-
-    with caplog.at_level(logging.ERROR):
-        run(test)
     assert caplog.text.count("defect while serving /v2/logging") == 2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -79,16 +80,14 @@ def test_what_has_a_descriptor_comes_by_itself(first: wire.Message) -> None:
 # ---- at the front ---------------------------------------------------------------------------
 
 
-def scene(test: Callable[[Scene, Worker], Coroutine[Any, Any, None]], spec: Any = UNBATCHED) -> None:
-    async def main() -> None:
-        there = Scene(spec, direct=True)
-        try:
-            await there.settle()
-            await test(there, there.workers[0])
-        finally:
-            there.close()
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def settled(spec: Any = UNBATCHED) -> AsyncIterator[tuple[Scene, Worker]]:
+    there = Scene(spec, direct=True)
+    try:
+        await there.settle()
+        yield there, there.workers[0]
+    finally:
+        there.close()
 
 
 def done(run: wire.Run) -> wire.Done:
@@ -100,8 +99,8 @@ def outcomes(there: Scene) -> list[list[type]]:
     return [[type(one) for one in there.answers.get(pending, [])] for pending in there.pending]
 
 
-def test_what_is_sent_in_one_turn_is_one_datagram_and_so_are_its_answers() -> None:
-    async def test(there: Scene, worker: Worker) -> None:
+async def test_what_is_sent_in_one_turn_is_one_datagram_and_so_are_its_answers() -> None:
+    async with settled() as (there, worker):
         for n in range(5):
             there.submit(1, n, None)
         for _ in range(3):
@@ -112,11 +111,9 @@ def test_what_is_sent_in_one_turn_is_one_datagram_and_so_are_its_answers() -> No
         await there.settle()
         assert outcomes(there) == [[InferResponse]] * 5
 
-    scene(test)
 
-
-def test_each_answer_of_a_datagram_is_that_of_its_request() -> None:
-    async def test(there: Scene, worker: Worker) -> None:
+async def test_each_answer_of_a_datagram_is_that_of_its_request() -> None:
+    async with settled() as (there, worker):
         for n in range(4):
             there.submit(1, n, None)
         await there.settle()
@@ -130,11 +127,9 @@ def test_each_answer_of_a_datagram_is_that_of_its_request() -> None:
         assert issubclass(kinds[1][0], RequestError)
         assert kinds[2] == []  # nobody waits for it
 
-    scene(test)
 
-
-def test_ends_that_are_here_together_are_followed_by_one_datagram() -> None:
-    async def test(there: Scene, worker: Worker) -> None:
+async def test_ends_that_are_here_together_are_followed_by_one_datagram() -> None:
+    async with settled(replace(UNBATCHED, queue=QueueSpec(20))) as (there, worker):
         for n in range(12):
             there.submit(1, n, None)
         await there.settle()
@@ -147,11 +142,9 @@ def test_ends_that_are_here_together_are_followed_by_one_datagram() -> None:
         assert len(worker.receive_one()) == 4
         assert sum(map(len, outcomes(there))) == 4
 
-    scene(test, replace(UNBATCHED, queue=QueueSpec(20)))
 
-
-def test_nonsense_in_a_datagram_takes_no_answers_from_those_before_it() -> None:
-    async def test(there: Scene, worker: Worker) -> None:
+async def test_nonsense_in_a_datagram_takes_no_answers_from_those_before_it() -> None:
+    async with settled() as (there, worker):
         for n in range(3):
             there.submit(1, n, None)
         await there.settle()
@@ -160,5 +153,3 @@ def test_nonsense_in_a_datagram_takes_no_answers_from_those_before_it() -> None:
         for _ in range(6):
             await asyncio.sleep(0)
         assert outcomes(there) == [[InferResponse], [InferResponse], []]
-
-    scene(test)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any
 
 from driver_scene import SPEC, Scene
@@ -23,17 +24,15 @@ ONE = dataclasses.replace(
 TWO = dataclasses.replace(ONE, instances=SPEC.instances)
 
 
-def with_scene(test: Callable[[Scene], Coroutine[Any, Any, None]], spec: Any = ONE, mib: int = 256) -> None:
-    async def main() -> None:
-        scene = Scene(spec, arena_nbytes=mib * MIB)
-        try:
-            await scene.settle()
-            await test(scene)
-            assert scene.driver.arena.statistics().blocks == 0
-        finally:
-            scene.close()
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def settled(spec: Any = ONE, mib: int = 256) -> AsyncIterator[Scene]:
+    scene = Scene(spec, arena_nbytes=mib * MIB)
+    try:
+        await scene.settle()
+        yield scene
+        assert scene.driver.arena.statistics().blocks == 0
+    finally:
+        scene.close()
 
 
 def submitted(scene: Scene, n: int, floats: int = FLOATS) -> list[PendingRequest]:
@@ -58,8 +57,8 @@ async def answered(scene: Scene, pending: list[PendingRequest]) -> None:
         one.answer.result().close()
 
 
-def test_other_events_run_between_the_parts_and_later_batches_wait() -> None:
-    async def main(scene: Scene) -> None:
+async def test_other_events_run_between_the_parts_and_later_batches_wait() -> None:
+    async with settled() as scene:
         large, small, n_turns = submitted(scene, 4), [], 0
         (worker,) = scene.workers
         while not worker.runs:
@@ -74,11 +73,9 @@ def test_other_events_run_between_the_parts_and_later_batches_wait() -> None:
         await all_copied(scene)
         await answered(scene, small)
 
-    with_scene(main)
 
-
-def test_a_worker_that_dies_meanwhile() -> None:
-    async def main(scene: Scene) -> None:
+async def test_a_worker_that_dies_meanwhile() -> None:
+    async with settled(TWO) as scene:
         large = submitted(scene, 4)
         await scene.settle()
         dead = next(one for one in scene.workers if scene.driver.workers.instances.up[one.instance].in_flight)
@@ -91,11 +88,9 @@ def test_a_worker_that_dies_meanwhile() -> None:
         for one in large:
             one.answer.result().close()
 
-    with_scene(main, TWO)
 
-
-def test_an_arena_without_room() -> None:
-    async def main(scene: Scene) -> None:
+async def test_an_arena_without_room() -> None:
+    async with settled(mib=16) as scene:
         large = submitted(scene, 4)
         await all_copied(scene)
         assert all(isinstance(one.answer.exception(), NoMemory) for one in large)
@@ -103,11 +98,9 @@ def test_an_arena_without_room() -> None:
         await all_copied(scene)
         await answered(scene, small)
 
-    with_scene(main, mib=16)
 
-
-def test_requests_that_are_cancelled_meanwhile() -> None:
-    async def main(scene: Scene) -> None:
+async def test_requests_that_are_cancelled_meanwhile() -> None:
+    async with settled() as scene:
         large = submitted(scene, 4)
         await scene.settle()
         for one in large[:3]:
@@ -115,15 +108,11 @@ def test_requests_that_are_cancelled_meanwhile() -> None:
         await all_copied(scene)
         await answered(scene, large[3:])
 
-    with_scene(main)
 
-
-def test_a_model_that_is_closed_meanwhile() -> None:
-    async def main(scene: Scene) -> None:
+async def test_a_model_that_is_closed_meanwhile() -> None:
+    async with settled() as scene:
         large = submitted(scene, 4)
         await scene.settle()
         scene.driver.close()
         await all_copied(scene)
         assert all(isinstance(one.answer.exception(), RequestError) for one in large)
-
-    with_scene(main)

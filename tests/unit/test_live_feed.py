@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -75,23 +77,21 @@ def state(service: InferenceService, model: str, version: int, name: str, reason
     service.models.set_states(model, ((version, name, reason),))
 
 
-def in_feed(feed: LiveFeed, scene: Any) -> None:
-    async def run() -> None:
-        feed.open()
-        running = asyncio.ensure_future(feed.run())
-        try:
-            await scene()
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def running(feed: LiveFeed) -> AsyncIterator[None]:
+    feed.open()
+    task = asyncio.ensure_future(feed.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
-def test_all_that_is_there_comes_first_and_then_what_changes(
+async def test_all_that_is_there_comes_first_and_then_what_changes(
     service: InferenceService, page: LivePage
 ) -> None:
-    async def scene() -> None:
+    async with running(page.feed):
         listener = Listener()
         state(service, "one", 1, "LOADING")
         state(service, "two", 7, "UNAVAILABLE", "it has no file")
@@ -109,13 +109,11 @@ def test_all_that_is_there_comes_first_and_then_what_changes(
         assert [row["reason"] for row in later["models"]] == ["it broke"]
         assert later["gone"] == [["two", "7"]]
 
-    in_feed(page.feed, scene)
 
-
-def test_who_comes_later_is_told_all_without_another_sampling(
+async def test_who_comes_later_is_told_all_without_another_sampling(
     service: InferenceService, page: LivePage
 ) -> None:
-    async def scene() -> None:
+    async with running(page.feed):
         first, later = Listener(), Listener()
         state(service, "one", 1, "LOADING")
         page.feed.join(first)
@@ -125,13 +123,11 @@ def test_who_comes_later_is_told_all_without_another_sampling(
         assert [row["name"] for row in whole["models"]] == ["one"]
         assert whole["time"] == first.samples()[-1]["time"]
 
-    in_feed(page.feed, scene)
 
-
-def test_nobody_is_told_once_he_has_left_and_nothing_is_sampled_for_nobody(
+async def test_nobody_is_told_once_he_has_left_and_nothing_is_sampled_for_nobody(
     service: InferenceService, page: LivePage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scene() -> None:
+    async with running(page.feed):
         listener = Listener()
         page.feed.join(listener)
         await listener.wait_samples(1)
@@ -142,17 +138,15 @@ def test_nobody_is_told_once_he_has_left_and_nothing_is_sampled_for_nobody(
             await asyncio.sleep(0)
         assert sampled == []
 
-    in_feed(page.feed, scene)
 
-
-def test_what_happens_is_told_at_once_and_what_had_happened_first(
+async def test_what_happens_is_told_at_once_and_what_had_happened_first(
     service: InferenceService, page: LivePage
 ) -> None:
     def happened(number: int, kind: EventKind) -> None:
         wire = Event(number, 5.0, kind, "m", 1, "cpu#0", {"reason": "signal 9"}).to_wire()
         service.events.on_events(messages.EventBatch((wire,)))
 
-    async def scene() -> None:
+    async with running(page.feed):
         listener = Listener()
         happened(1, EventKind.INSTANCE_DIED)
         page.feed.join(listener)
@@ -161,13 +155,10 @@ def test_what_happens_is_told_at_once_and_what_had_happened_first(
         assert [one["kind"] for one in listener.events()] == ["instance_died", "instance_restart"]
         assert listener.events()[0]["reason"] == "signal 9"
 
-    in_feed(page.feed, scene)
 
-
-def test_so_many_may_follow_and_no_more(page: LivePage) -> None:
+async def test_so_many_may_follow_and_no_more(page: LivePage) -> None:
     listeners = [Listener() for _ in range(MAX_SUBSCRIBERS)]
-
-    async def scene() -> None:
+    async with running(page.feed):
         for one in listeners:
             page.feed.join(one)
         with pytest.raises(Unavailable, match="64 pages watch this server already"):
@@ -175,13 +166,11 @@ def test_so_many_may_follow_and_no_more(page: LivePage) -> None:
         page.feed.leave(listeners[0])
         page.feed.join(Listener())
 
-    in_feed(page.feed, scene)
 
-
-def test_a_server_that_leaves_service_hangs_up_and_lets_them_come_again_until_it_ends(
+async def test_a_server_that_leaves_service_hangs_up_and_lets_them_come_again_until_it_ends(
     service: InferenceService, page: LivePage
 ) -> None:
-    async def scene() -> None:
+    async with running(page.feed):
         listener, again = Listener(), Listener()
         page.feed.join(listener)
         await listener.wait_samples(1)
@@ -194,17 +183,15 @@ def test_a_server_that_leaves_service_hangs_up_and_lets_them_come_again_until_it
         with pytest.raises(Unavailable, match="the server ends"):
             page.feed.join(Listener())
 
-    in_feed(page.feed, scene)
-
 
 def test_a_server_may_be_without_a_page(service: InferenceService) -> None:
     assert live_page(service, ServerSettings(dashboard="off"), 1) is None
 
 
-def test_a_page_that_reads_too_slowly_is_let_go_and_nobody_else(
+async def test_a_page_that_reads_too_slowly_is_let_go_and_nobody_else(
     service: InferenceService, page: LivePage
 ) -> None:
-    async def scene() -> None:
+    async with running(page.feed):
         handler = HttpHandler(service, AsyncRequests(), 1 << 20, AccessPolicy(), live=page)
         slow, quick = Talk(handler=handler.accept), Talk(handler=handler.accept)
         for talk in (slow, quick):
@@ -220,8 +207,6 @@ def test_a_page_that_reads_too_slowly_is_let_go_and_nobody_else(
             while quick.way.sent.count(b"event: sample") == n_sent:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert not quick.way.said
-
-    in_feed(page.feed, scene)
 
 
 def test_a_model_that_has_just_come_has_an_empty_history_and_an_unknown_one_none(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import struct
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
 
 import driver_scene
 import pytest
@@ -32,15 +32,13 @@ SPEC = ModelSpec(
 )
 
 
-def with_driver(scenario: Callable[[ModelDriver], None], spec: ModelSpec = SPEC) -> None:
-    async def run() -> None:
-        driver = ModelDriver(spec, 1 << 20, ModelMetrics("m", "1", dict))
-        try:
-            scenario(driver)
-        finally:
-            driver.close()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def opened(spec: ModelSpec = SPEC) -> AsyncIterator[ModelDriver]:
+    driver = ModelDriver(spec, 1 << 20, ModelMetrics("m", "1", dict))
+    try:
+        yield driver
+    finally:
+        driver.close()
 
 
 def request(device: str = "") -> InferRequest:
@@ -53,16 +51,14 @@ def request(device: str = "") -> InferRequest:
     return InferRequest("m", "", "", {}, [InputTensor("x", "FP32", (1, 1), data)], (), None, regions=regions)
 
 
-def test_requests_wait_while_instances_load_for_the_first_time() -> None:
-    def scenario(driver: ModelDriver) -> None:
+async def test_requests_wait_while_instances_load_for_the_first_time() -> None:
+    async with opened() as driver:
         driver.submit(request())
         assert driver.unfinished == 1
 
-    with_driver(scenario)
 
-
-def test_requests_wait_while_any_instance_is_due_soon() -> None:
-    def scenario(driver: ModelDriver) -> None:
+async def test_requests_wait_while_any_instance_is_due_soon() -> None:
+    async with opened() as driver:
         driver.workers.instance_down("a", "it died", LONG_S)
         driver.workers.instance_down("b", "it died", SOON_S)
         driver.submit(request())
@@ -71,11 +67,9 @@ def test_requests_wait_while_any_instance_is_due_soon() -> None:
         driver.workers.instance_down("a", "it died", LONG_S)  # the order in which they die does not matter
         assert driver.unfinished == 1
 
-    with_driver(scenario)
 
-
-def test_requests_are_refused_once_every_instance_is_down_for_long() -> None:
-    def scenario(driver: ModelDriver) -> None:
+async def test_requests_are_refused_once_every_instance_is_down_for_long() -> None:
+    async with opened() as driver:
         driver.submit(request())
         driver.workers.instance_down("a", "it died", LONG_S)
         assert driver.unfinished == 1
@@ -84,11 +78,10 @@ def test_requests_are_refused_once_every_instance_is_down_for_long() -> None:
         with pytest.raises(Unavailable, match="model 'm' has no live instance"):
             driver.submit(request())
 
-    with_driver(scenario)
 
-
-def test_what_must_run_on_a_device_is_refused_once_its_instances_are_down_for_long() -> None:
-    def scenario(driver: ModelDriver) -> None:
+async def test_what_must_run_on_a_device_is_refused_once_its_instances_are_down_for_long() -> None:
+    devices = (InstanceSpec("a", "cuda:0", {}), InstanceSpec("b", "cuda:1", {}))
+    async with opened(dataclasses.replace(SPEC, instances=devices)) as driver:
         for device in ("", "cuda:0", "cuda:1", "cuda:1"):
             driver.submit(request(device))
         driver.workers.instance_down("b", "it died", SOON_S)
@@ -103,18 +96,14 @@ def test_what_must_run_on_a_device_is_refused_once_its_instances_are_down_for_lo
         driver.workers.instance_down("a", "it died", LONG_S)
         assert driver.unfinished == 0
 
-    devices = (InstanceSpec("a", "cuda:0", {}), InstanceSpec("b", "cuda:1", {}))
-    with_driver(scenario, dataclasses.replace(SPEC, instances=devices))
 
-
-def test_requests_are_refused_when_nobody_says_when_an_instance_comes_back(
+async def test_requests_are_refused_when_nobody_says_when_an_instance_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its supervisor is stopped, or the program that serves it; or its load takes long."""
     monkeypatch.setattr(instances, "PATIENCE_S", 0.05)
     monkeypatch.setattr(model_workers, "_RECHECK_S", 0.06)
-
-    async def scenario(scene: Scene) -> None:
+    async with in_scene() as scene:
         for worker in scene.workers:
             worker.die()
         await scene.settle()
@@ -129,14 +118,13 @@ def test_requests_are_refused_when_nobody_says_when_an_instance_comes_back(
         assert scene.driver.unfinished == 1
         scene.workers[0].die()
 
-    in_scene(scenario)
 
-
-def test_a_new_instance_that_does_not_come_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_instance_that_does_not_come_is_waited_for_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(instances, "PATIENCE_S", 0.05)
     monkeypatch.setattr(model_workers, "_RECHECK_S", 0.06)
-
-    async def scenario(scene: Scene) -> None:
+    async with in_scene() as scene:
         new = (*SPEC.instances, InstanceSpec("c", "cpu", {}))
         scene.driver.resize(dataclasses.replace(scene.driver.spec, instances=new))
         for worker in scene.workers:
@@ -146,15 +134,11 @@ def test_a_new_instance_that_does_not_come_is_waited_for_no_longer(monkeypatch: 
         with pytest.raises(Unavailable, match="model 'm' has no live instance"):
             await asyncio.wait_for(scene.pending[0].answer, 1)
 
-    in_scene(scenario)
 
-
-def in_scene(scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        scene = Scene(driver_scene.SPEC)
-        try:
-            await scenario(scene)
-        finally:
-            scene.driver.close()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def in_scene() -> AsyncIterator[Scene]:
+    scene = Scene(driver_scene.SPEC)
+    try:
+        yield scene
+    finally:
+        scene.driver.close()

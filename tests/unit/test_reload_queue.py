@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 from driver_scene import SPEC, Scene, Worker, request
@@ -18,20 +18,15 @@ from gpuserve_worker.memory.arena import Block
 ONE = dataclasses.replace(SPEC, instances=SPEC.instances[:1], max_batch_size=1)
 
 
-def between(
-    scenario: Callable[[Scene, Scene], Coroutine[Any, Any, None]], old: ModelSpec = ONE, new: ModelSpec = ONE
-) -> None:
-    """Run a scenario with the driver of a model and the one that is loaded in its place."""
-
-    async def run() -> None:
-        scenes = Scene(old, arena_nbytes=1 << 25), Scene(new)
-        try:
-            await scenario(*scenes)
-        finally:
-            for one in scenes:
-                one.close()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def reloaded(old: ModelSpec = ONE, new: ModelSpec = ONE) -> AsyncIterator[tuple[Scene, Scene]]:
+    """The driver of a model and the driver that is loaded in its place."""
+    scenes = Scene(old, arena_nbytes=1 << 25), Scene(new)
+    try:
+        yield scenes
+    finally:
+        for one in scenes:
+            one.close()
 
 
 async def hung_with(old: Scene, *waiting: float | None) -> None:
@@ -41,8 +36,8 @@ async def hung_with(old: Scene, *waiting: float | None) -> None:
         await old.settle()
 
 
-def test_what_waits_behind_a_hung_instance_is_answered_by_the_new_one() -> None:
-    async def scenario(old: Scene, new: Scene) -> None:
+async def test_what_waits_behind_a_hung_instance_is_answered_by_the_new_one() -> None:
+    async with reloaded() as (old, new):
         await hung_with(old, None, None)
         assert old.driver.transfer_queue(new.driver)
         assert not old.driver.transfer_queue(new.driver)
@@ -57,11 +52,9 @@ def test_what_waits_behind_a_hung_instance_is_answered_by_the_new_one() -> None:
         old.workers[0].answer([True])  # it was only slow
         (await asyncio.wait_for(old.pending[0].answer, 1)).close()
 
-    between(scenario)
 
-
-def test_what_an_instance_only_held_goes_over_when_that_is_given_up() -> None:
-    async def scenario(old: Scene, new: Scene) -> None:
+async def test_what_an_instance_only_held_goes_over_when_that_is_given_up() -> None:
+    async with reloaded(dataclasses.replace(ONE, prefetch=1)) as (old, new):
         await hung_with(old, None)
         assert len(old.workers[0].runs) == 2
         assert not old.driver.transfer_queue(new.driver)
@@ -70,11 +63,9 @@ def test_what_an_instance_only_held_goes_over_when_that_is_given_up() -> None:
         await new.settle()
         assert (old.driver.unfinished, len(new.workers[0].runs)) == (1, 1)  # what was begun stays
 
-    between(scenario, dataclasses.replace(ONE, prefetch=1))
 
-
-def test_its_time_goes_on_and_its_client_may_still_leave() -> None:
-    async def scenario(old: Scene, new: Scene) -> None:
+async def test_its_time_goes_on_and_its_client_may_still_leave() -> None:
+    async with reloaded() as (old, new):
         await hung_with(old, 0.05, 60.0)
         old.driver.transfer_queue(new.driver)
         new.driver.workers.instance_down("a", "it died", 0.0)
@@ -84,24 +75,19 @@ def test_its_time_goes_on_and_its_client_may_still_leave() -> None:
         old.pending[2].cancel()
         assert new.driver.unfinished == 0
 
-    between(scenario)
 
-
-def test_a_time_that_a_queue_policy_keeps_goes_on() -> None:
+async def test_a_time_that_a_queue_policy_keeps_goes_on() -> None:
     policy = PolicySpec(default_timeout_us=60_000_000, allow_timeout_override=True)
     spec = dataclasses.replace(ONE, queue=QueueSpec(policy=policy))
-
-    async def scenario(old: Scene, new: Scene) -> None:
+    async with reloaded(spec, spec) as (old, new):
         await hung_with(old, 5.0)
         old.driver.transfer_queue(new.driver)
         pending = old.pending[1]
         assert pending.timeout_at == pytest.approx(pending.enqueued_at + 5.0)
 
-    between(scenario, spec, spec)
 
-
-def test_a_body_in_the_memory_of_the_old_driver_moves() -> None:
-    async def scenario(old: Scene, new: Scene) -> None:
+async def test_a_body_in_the_memory_of_the_old_driver_moves() -> None:
+    async with reloaded() as (old, new):
         await hung_with(old)
         block = old.driver.arena.allocate(4)
         block.view[:] = bytes(4)
@@ -115,44 +101,38 @@ def test_a_body_in_the_memory_of_the_old_driver_moves() -> None:
         new.workers[0].answer([True])
         (await asyncio.wait_for(pending.answer, 1)).close()
 
-    between(scenario)
 
-
-def test_a_load_that_takes_other_requests_is_given_none() -> None:
-    async def scenario(old: Scene, new: Scene) -> None:
+async def test_a_load_that_takes_other_requests_is_given_none() -> None:
+    async with reloaded(new=dataclasses.replace(ONE, max_batch_size=2)) as (old, new):
         await hung_with(old, None)
         assert not old.driver.transfer_queue(new.driver)
         assert old.driver.unfinished == 2
 
-    between(scenario, new=dataclasses.replace(ONE, max_batch_size=2))
 
-
-def test_whoever_has_no_room_there_is_told_so() -> None:
-    async def scenario(old: Scene, new: Scene) -> None:
+async def test_whoever_has_no_room_there_is_told_so() -> None:
+    async with reloaded(new=dataclasses.replace(ONE, queue=QueueSpec(1))) as (old, new):
         await hung_with(old, None, None)
         old.driver.transfer_queue(new.driver)
         with pytest.raises(QueueFull, match="maximum queue size of 1 requests"):
             await asyncio.wait_for(old.pending[2].answer, 1)
         assert new.driver.unfinished == 1
 
-    between(scenario, new=dataclasses.replace(ONE, queue=QueueSpec(1)))
 
-
-def test_answers_that_keep_their_order_do_not_wait_for_the_hung_one() -> None:
+async def test_answers_that_keep_their_order_do_not_wait_for_the_hung_one() -> None:
     spec = dataclasses.replace(ONE, batching=dataclasses.replace(ONE.batching, preserve_ordering=True))
-
-    async def scenario(old: Scene, new: Scene) -> None:
+    async with reloaded(spec, spec) as (old, new):
         await hung_with(old, None)
         old.driver.transfer_queue(new.driver)
         await new.settle()
         new.workers[0].answer([True])
         (await asyncio.wait_for(old.pending[1].answer, 1)).close()
 
-    between(scenario, spec, spec)
 
-
-def test_it_goes_on_at_an_instance_that_comes_later() -> None:
-    async def scenario(old: Scene, new: Scene) -> None:
+async def test_it_goes_on_at_an_instance_that_comes_later() -> None:
+    async with reloaded(new=dataclasses.replace(ONE, instances=(InstanceSpec("a", "cpu", {}),))) as (
+        old,
+        new,
+    ):
         await hung_with(old, None)
         new.workers[0].die()
         await new.settle()
@@ -160,5 +140,3 @@ def test_it_goes_on_at_an_instance_that_comes_later() -> None:
         new.workers[0] = Worker(new.driver, "a")
         await new.settle()
         assert len(new.workers[0].runs) == 1
-
-    between(scenario, new=dataclasses.replace(ONE, instances=(InstanceSpec("a", "cpu", {}),)))

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -61,27 +61,23 @@ class Worker:
         self.process.wait()
 
 
-def with_worker(scenario: Callable[[Worker], Awaitable[None]]) -> None:
-    async def run() -> None:
-        worker = Worker()
-        try:
-            await scenario(worker)
-        finally:
-            worker.close()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def worker_and_link() -> AsyncIterator[Worker]:
+    worker = Worker()
+    try:
+        yield worker
+    finally:
+        worker.close()
 
 
-def test_a_death_is_noticed_by_the_pidfd_though_others_hold_the_link_open() -> None:
-    async def scenario(worker: Worker) -> None:
+async def test_a_death_is_noticed_by_the_pidfd_though_others_hold_the_link_open() -> None:
+    async with worker_and_link() as worker:
         started = time.monotonic()
         worker.process.kill()
         assert await worker.reason() == "its process died"
         noticed_s = time.monotonic() - started
         measured(f"death noticed by the front after {noticed_s * 1e3:.2f} ms")
         assert noticed_s < 0.2
-
-    with_worker(scenario)
 
 
 @pytest.mark.parametrize(
@@ -94,14 +90,12 @@ def test_a_death_is_noticed_by_the_pidfd_though_others_hold_the_link_open() -> N
         wire.WORKER.encode(wire.DropSegment({})),  # type: ignore[arg-type]
     ],
 )
-def test_a_worker_that_breaks_the_protocol_is_killed_and_only_then_down(garbage: bytes) -> None:
-    async def scenario(worker: Worker) -> None:
+async def test_a_worker_that_breaks_the_protocol_is_killed_and_only_then_down(garbage: bytes) -> None:
+    async with worker_and_link() as worker:
         worker.end.send(wire.WORKER.encode(wire.Attached(7)))
         worker.end.send(garbage)
         assert (await worker.reason()).startswith("it broke the protocol")
         assert worker.process.wait(TIMEOUT_S) == -signal.SIGKILL
-
-    with_worker(scenario)
 
 
 @contextlib.contextmanager
@@ -117,8 +111,8 @@ def no_descriptor_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_message_that_we_had_no_descriptor_for_is_told_and_the_worker_lives() -> None:
-    async def scenario(worker: Worker) -> None:
+async def test_a_message_that_we_had_no_descriptor_for_is_told_and_the_worker_lives() -> None:
+    async with worker_and_link() as worker:
         failed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().set_exception_handler(lambda _, told: failed.set_result(told["exception"]))
         memory = os.memfd_create("test")
@@ -135,10 +129,10 @@ def test_a_message_that_we_had_no_descriptor_for_is_told_and_the_worker_lives() 
         assert worker.process.poll() is None
         assert not worker.down.done()
 
-    with_worker(scenario)
 
-
-def test_a_large_message_that_we_had_no_descriptor_for_is_sent_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_message_that_we_had_no_descriptor_for_is_sent_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tries = 0
 
     def send(*arguments: Any) -> None:
@@ -148,8 +142,7 @@ def test_a_large_message_that_we_had_no_descriptor_for_is_sent_later(monkeypatch
 
     send_now = datagram.send
     monkeypatch.setattr(datagram, "send", send)
-
-    async def scenario(worker: Worker) -> None:
+    async with worker_and_link() as worker:
         message = wire.Log(40, "x" * datagram.MAX_DATAGRAM_NBYTES, "")
         with no_descriptor_left():
             worker.link.send(message)
@@ -161,11 +154,9 @@ def test_a_large_message_that_we_had_no_descriptor_for_is_sent_later(monkeypatch
         assert await asyncio.to_thread(end.receive) == (message, [])
         assert await asyncio.to_thread(end.receive) == (wire.Free(()), [])
 
-    with_worker(scenario)
 
-
-def test_only_a_worker_with_a_large_arena_is_asked_to_shrink_it() -> None:
-    async def scenario(worker: Worker) -> None:
+async def test_only_a_worker_with_a_large_arena_is_asked_to_shrink_it() -> None:
+    async with worker_and_link() as worker:
         end = Link(worker.end)
         end.send(wire.Attached(7))
         arena = Arena(1 << 30, lambda n, fd, nbytes: end.send(wire.Segment(n, nbytes), [fd]), lambda _: None)
@@ -178,20 +169,16 @@ def test_only_a_worker_with_a_large_arena_is_asked_to_shrink_it() -> None:
         assert said == [(wire.Attach(7), []), (wire.Shrink(), []), (wire.Free(()), [])]
         arena.close()
 
-    with_worker(scenario)
 
-
-def test_a_worker_that_only_closes_its_link_is_killed_too() -> None:
-    async def scenario(worker: Worker) -> None:
+async def test_a_worker_that_only_closes_its_link_is_killed_too() -> None:
+    async with worker_and_link() as worker:
         worker.end.close()
         assert await worker.reason() == "its link ended"
         assert worker.process.wait(TIMEOUT_S) == -signal.SIGKILL
 
-    with_worker(scenario)
 
-
-def test_a_link_that_is_closed_tells_nothing_and_kills_nobody() -> None:
-    async def scenario(worker: Worker) -> None:
+async def test_a_link_that_is_closed_tells_nothing_and_kills_nobody() -> None:
+    async with worker_and_link() as worker:
         worker.end.close()
         await asyncio.sleep(0)  # one turn of the loop: the end of the link is read
         worker.link.close()
@@ -200,25 +187,21 @@ def test_a_link_that_is_closed_tells_nothing_and_kills_nobody() -> None:
         assert worker.process.poll() is None
         assert not worker.down.done()
 
-    with_worker(scenario)
 
-
-def test_what_was_meant_for_an_earlier_front_is_not_heard() -> None:
-    async def scenario(worker: Worker) -> None:
+async def test_what_was_meant_for_an_earlier_front_is_not_heard() -> None:
+    async with worker_and_link() as worker:
         for message in (wire.Released((1,)), wire.Attached(6), wire.Released((2,)), wire.Attached(7)):
             worker.end.send(wire.WORKER.encode(message))
         worker.end.send(wire.WORKER.encode(wire.Released((3,))))
         await until(lambda: worker.heard)
         assert worker.heard == [wire.Released((3,))]
 
-    with_worker(scenario)
-
 
 @pytest.mark.parametrize("is_sent_to", [True, False])
-def test_what_a_worker_said_before_it_died_is_heard_though_it_left_something_unread(
+async def test_what_a_worker_said_before_it_died_is_heard_though_it_left_something_unread(
     *, is_sent_to: bool
 ) -> None:
-    async def scenario(worker: Worker) -> None:
+    async with worker_and_link() as worker:
         worker.end.send(wire.WORKER.encode(wire.Attached(7)))
         worker.end.send(wire.WORKER.encode(wire.Released((3,))))
         worker.end.close()  # the front's ``Attach`` was not read
@@ -228,11 +211,9 @@ def test_what_a_worker_said_before_it_died_is_heard_though_it_left_something_unr
         await worker.reason()
         assert worker.heard == [wire.Released((3,))]
 
-    with_worker(scenario)
 
-
-def test_what_is_posted_leaves_with_others_in_as_few_datagrams_as_fit() -> None:
-    async def scenario(worker: Worker) -> None:
+async def test_what_is_posted_leaves_with_others_in_as_few_datagrams_as_fit() -> None:
+    async with worker_and_link() as worker:
         large = wire.Log(40, "x" * (datagram.MAX_DATAGRAM_NBYTES // 2 - 100), "")
         for message in (large, large, large, wire.Shrink()):
             worker.link.post(message)
@@ -252,11 +233,9 @@ def test_what_is_posted_leaves_with_others_in_as_few_datagrams_as_fit() -> None:
         ]
         assert heard == together
 
-    with_worker(scenario)
 
-
-def test_what_is_posted_soon_leaves_with_the_next_message_or_at_the_end_of_the_turn() -> None:
-    async def scenario(worker: Worker) -> None:
+async def test_what_is_posted_soon_leaves_with_the_next_message_or_at_the_end_of_the_turn() -> None:
+    async with worker_and_link() as worker:
         freed = [wire.Free(((0, n),)) for n in range(3)]
         worker.link.post_soon(freed[0])
         worker.link.post(wire.Shrink())
@@ -269,5 +248,3 @@ def test_what_is_posted_soon_leaves_with_the_next_message_or_at_the_end_of_the_t
             data, _ = datagram.receive(worker.end, datagram.receive_buffer())
             heard.append(wire.WORKER.decode_all(data))
         assert heard == [[wire.Attach(7)], [freed[0], wire.Shrink()], [freed[1], freed[2]]]
-
-    with_worker(scenario)
