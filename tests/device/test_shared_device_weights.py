@@ -26,7 +26,8 @@ from watched_gpus import QUICKLY, Watched, model
 pytestmark = needs("torch")
 NBYTES = 32 << 20
 UUID = GPU_0.uuid.removeprefix("GPU-")
-FOUR = [{"device": "cuda:0", "count": 4}]
+ONE = [{"device": "cuda:0"}]
+TWO = [{"device": "cuda:0", "count": 2}]
 
 
 def write_weights(folder: Path, first: float) -> None:
@@ -48,7 +49,7 @@ def served(
     outputs.append({"name": "y", "dtype": "float32", "shape": [1]})
     given = {"callable": f"{MODELS / 'shared.py'}:OnGpu", "kwargs": kwargs, "outputs": outputs}
     memory = {"memory": keys.pop("memory")} if "memory" in keys else {}
-    models = [model(name=name, **{**given, "instances": FOUR, **keys}) for name in names]
+    models = [model(name=name, **{**given, "instances": TWO, **keys}) for name in names]
     with Watched(config(folder, *models, **memory), *QUICKLY) as server:
         yield server.wait_ready()
         assert server.end() == 0
@@ -59,7 +60,7 @@ def loads(folder: Path) -> int:
     return len((folder / "loads").read_text().splitlines())
 
 
-def answers(server: Watched, name: str, count: int = 4) -> dict[int, float]:
+def answers(server: Watched, name: str, count: int = 2) -> dict[int, float]:
     """What each of so many instances answers, by process."""
     found: dict[int, float] = {}
     while len(found) < count:
@@ -93,10 +94,10 @@ def test_weights_are_once_on_the_gpu_for_all_instances_versions_and_restarts(
         (row,) = shared(server)
         assert (row["name"], row["device"], row["state"]) == ("numbers", UUID, "SHARED")
         assert row["nbytes"] == nbytes
-        assert len(row["instances"]) == 8
+        assert len(row["instances"]) == 4
         labels = {"weights": "numbers", "device": UUID}
         assert server.metric("gpuserve_shared_weights_bytes", **labels) == nbytes
-        assert server.metric("gpuserve_shared_weights_instances", **labels) == 8
+        assert server.metric("gpuserve_shared_weights_instances", **labels) == 4
 
         kill(server, server.workers)
         assert set(answers(server, "a").values()) == {1.0}
@@ -115,7 +116,7 @@ def test_weights_are_once_on_the_gpu_for_all_instances_versions_and_restarts(
 def test_a_loader_that_dies_half_way_leaves_nothing_and_the_next_instance_loads(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with served(stand_in, tmp_path, monkeypatch, "a", instances=[{"device": "cuda:0", "count": 2}]) as server:
+    with served(stand_in, tmp_path, monkeypatch, "a") as server:
         write_weights(tmp_path, 2.0)
         stand_in.slow(copy_bytes_per_s=NBYTES / 10)
         for pid in server.workers:
@@ -126,7 +127,7 @@ def test_a_loader_that_dies_half_way_leaves_nothing_and_the_next_instance_loads(
         stand_in.slow(copy_bytes_per_s=0)
         os.kill(loader, signal.SIGKILL)
         server.wait_log("loaded in", 4)
-        assert set(answers(server, "a", 2).values()) == {2.0}
+        assert set(answers(server, "a").values()) == {2.0}
         assert loads(tmp_path) == 3
         wait_until(lambda: len(stand_in.shared_nbytes(GPU_0.uuid)) == 1, "all else is free")
 
@@ -134,27 +135,27 @@ def test_a_loader_that_dies_half_way_leaves_nothing_and_the_next_instance_loads(
 def test_memory_that_is_lost_with_its_gpu_is_let_go_and_loaded_again(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with served(stand_in, tmp_path, monkeypatch, "a", instances=[{"device": "cuda:0", "count": 2}]) as server:
+    with served(stand_in, tmp_path, monkeypatch, "a", instances=ONE) as server:
         server.wait_watched()
         stand_in.lose(GPU_0.uuid)
         wait_until(lambda: not server.workers, "the workers have ended")
         wait_until(lambda: stand_in.shared_nbytes(GPU_0.uuid) == [], "a reset of the GPU is not held up")
         stand_in.change_gpu(GPU_0.uuid, lost=False)
-        server.wait_log("loaded in", 4)
-        assert set(answers(server, "a", 2).values()) == {1.0}
+        server.wait_log("loaded in", 2)
+        assert set(answers(server, "a", 1).values()) == {1.0}
         assert loads(tmp_path) == 2
 
 
 def test_memory_that_cannot_be_mapped_any_more_is_loaded_again(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with served(stand_in, tmp_path, monkeypatch, "a", instances=[{"device": "cuda:0", "count": 2}]) as server:
+    with served(stand_in, tmp_path, monkeypatch, "a", instances=ONE) as server:
         stand_in.spoil_shared(GPU_0.uuid)
         for pid in server.workers:
             os.kill(pid, signal.SIGKILL)
         server.wait_log("cuMemMap failed")
-        server.wait_log("loaded in", 4)
-        assert set(answers(server, "a", 2).values()) == {1.0}
+        server.wait_log("loaded in", 2)
+        assert set(answers(server, "a", 1).values()) == {1.0}
         assert loads(tmp_path) == 2
         assert len(shared(server)) == 1
 
@@ -162,10 +163,10 @@ def test_memory_that_cannot_be_mapped_any_more_is_loaded_again(
 def test_an_instance_that_writes_ends_and_the_others_keep_their_weights(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with served(stand_in, tmp_path, monkeypatch, "a", instances=[{"device": "cuda:0", "count": 2}]) as server:
+    with served(stand_in, tmp_path, monkeypatch, "a") as server:
         assert server.infer("a", -5.0).status == 500
         server.wait_log("loaded in", 4)  # the request runs once more after the first death
-        assert set(answers(server, "a", 2).values()) == {1.0}
+        assert set(answers(server, "a").values()) == {1.0}
         assert loads(tmp_path) == 1
 
 
@@ -186,7 +187,6 @@ def test_shared_weights_leave_the_gpu_when_all_models_sleep_and_come_back(
         "on_demand": True,
         "memory": {"cuda": 4 << 30},
         "idle_timeout_s": 3,
-        "instances": [{"device": "cuda:0", "count": 2}],
     }
     with served(stand_in, tmp_path, monkeypatch, "a", "b", **keys) as server:
 
@@ -196,7 +196,7 @@ def test_shared_weights_leave_the_gpu_when_all_models_sleep_and_come_back(
         def memory(name: str) -> float:
             return server.metric("gpuserve_resident_memory_bytes", model=name, device="cuda:0")
 
-        assert set(answers(server, "a", 2).values()) == {1.0}
+        assert set(answers(server, "a").values()) == {1.0}
         pids = server.workers
         assert len(stand_in.shared_nbytes(GPU_0.uuid)) == 1
         taken = 2 * GPU_0.context_memory + NBYTES
@@ -205,9 +205,9 @@ def test_shared_weights_leave_the_gpu_when_all_models_sleep_and_come_back(
             wait_until(lambda: "ASLEEP" in residences(), "the model sleeps")
             wait_until(lambda: stand_in.shared_nbytes(GPU_0.uuid) == [], "the memory of the GPU is free")
             assert "ASLEEP" in {one["state"] for one in shared(server)}
-            assert set(answers(server, "a", 2).values()) == {1.0}
+            assert set(answers(server, "a").values()) == {1.0}
             assert len(stand_in.shared_nbytes(GPU_0.uuid)) == 1
-        assert set(answers(server, "b", 2).values()) == {1.0}
+        assert set(answers(server, "b").values()) == {1.0}
         assert set(pids) <= set(server.workers)
         assert loads(tmp_path) == 1
 
@@ -224,8 +224,8 @@ def test_a_device_that_cannot_share_is_told_and_each_instance_has_a_copy(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: dict[str, Any]
 ) -> None:
     stand_in.change(**refusal)
-    with served(stand_in, tmp_path, monkeypatch, "a", instances=[{"device": "cuda:0", "count": 2}]) as server:
-        assert set(answers(server, "a", 2).values()) == {1.0}
+    with served(stand_in, tmp_path, monkeypatch, "a") as server:
+        assert set(answers(server, "a").values()) == {1.0}
         server.wait_log("shared weights on cuda:0 are copied for each instance", 2)
         assert loads(tmp_path) == 1
         assert [one["device"] for one in shared(server)] == ["cpu"]
@@ -235,9 +235,9 @@ def test_a_driver_without_memory_for_reading_alone_shares_all_the_same(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.change(failures={"cuMemSetAccess for reading": 801})
-    with served(stand_in, tmp_path, monkeypatch, "a", instances=[{"device": "cuda:0", "count": 2}]) as server:
+    with served(stand_in, tmp_path, monkeypatch, "a") as server:
         assert server.infer("a", -5.0).output("y") == [5.0]
-        assert set(answers(server, "a", 2).values()) == {5.0}  # as the documentation warns
+        assert set(answers(server, "a").values()) == {5.0}  # as the documentation warns
 
 
 def test_the_limit_of_an_instance_counts_the_weights_that_it_shares(
