@@ -18,6 +18,7 @@ from gpuserve.api.binding import check_new, model_spec
 from gpuserve.api.notebook_html import server_html, server_text, where
 from gpuserve.api.pickled_callables import SharedObjects
 from gpuserve.core.errors import BindError, GpuserveError
+from gpuserve.core.suggestions import explained
 from gpuserve.model.declaration import ModelConfig, Tensor
 from gpuserve.model.placement import ServerDevices
 from gpuserve.model.spec import ModelSpec
@@ -114,6 +115,7 @@ class ModelHost(abc.ABC):
         """The addresses of the running server, by "http", "grpc", "metrics" and "health"."""
         return dict(self._addresses)
 
+    @partial(explained, config=ModelConfig)
     def bind(
         self,
         model_name: str,

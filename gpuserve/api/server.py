@@ -13,9 +13,10 @@ from gpuserve.api.model_host import ModelHost, Runner
 from gpuserve.config.settings.checks import checked_settings
 from gpuserve.config.settings.keywords import ServerKeywords
 from gpuserve.config.settings.server import ServerSettings
+from gpuserve.core.suggestions import explained, nearest
 from gpuserve.model.build import ensemble_spec
 from gpuserve.model.declaration import Step, Tensor
-from gpuserve.model.options import by_own_names, nearest
+from gpuserve.model.options import by_own_names
 from gpuserve.model.placement import ServerDevices
 from gpuserve.model.rules import check_members
 from gpuserve.model.spec import ModelSpec
@@ -53,6 +54,7 @@ class AttachedServer(ModelHost):
     #: A name is taken over from another program with all its versions.
     _one_version = True
 
+    @explained
     def __init__(self, url: str, *, timeout_s: float = ATTACH_TIMEOUT_S) -> None:
         super().__init__()
         self._port = port_of(url)
@@ -107,12 +109,14 @@ class Server(ModelHost):
         return self._settings
 
     @classmethod
+    @explained
     def attach(cls, url: str, *, timeout_s: float = ATTACH_TIMEOUT_S) -> AttachedServer:
         """Attach to a server of another program; arguments and errors are those of ``AttachedServer.run``."""
         attached = AttachedServer(url, timeout_s=timeout_s)
         attached.run()
         return attached
 
+    @explained
     def ensemble(
         self,
         name: str,

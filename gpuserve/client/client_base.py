@@ -26,6 +26,7 @@ from gpuserve.client.exceptions import (
     server_not_ready,
 )
 from gpuserve.client.request_builder import Arrays, RequestBuilder
+from gpuserve.core.suggestions import explained
 from gpuserve_worker.protocol.tensor import datatype_of
 
 Values: TypeAlias = Mapping[str, str | int | float | bool] | None
@@ -110,6 +111,7 @@ class ModelClientBase(AnyClient):
     _grpc_only: ClassVar[bool] = False
     _aio: ClassVar[bool] = False
 
+    @explained
     def __init__(
         self,
         url: str | ServerUrl,

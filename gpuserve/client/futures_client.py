@@ -20,6 +20,7 @@ from gpuserve.client.client_settings import HTTP, ClientSettings, ServerUrl
 from gpuserve.client.exceptions import ClientClosedError, ClientQueueFullError
 from gpuserve.client.model_clients import ModelClient
 from gpuserve.client.request_builder import Arrays
+from gpuserve.core.suggestions import explained
 
 
 class FuturesModelClient(AnyClient):
@@ -39,6 +40,7 @@ class FuturesModelClient(AnyClient):
 
     _client_class: ClassVar[type[ModelClient]] = ModelClient
 
+    @explained
     def __init__(
         self,
         url: str | ServerUrl,

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from gpuserve.backends.registry import is_model_path
 from gpuserve.core.errors import BindError
+from gpuserve.core.suggestions import nearest
 from gpuserve.devices.names import TOGETHER, check_device_name, likely_device_name
 from gpuserve.model.options import (
     REQUIRED,
@@ -26,7 +27,6 @@ from gpuserve.model.options import (
     element,
     fitted,
     key_and_value,
-    nearest,
     other_names,
     quantity_pattern,
     rows,

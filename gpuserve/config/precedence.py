@@ -16,7 +16,7 @@ from gpuserve.config import schema
 from gpuserve.config.entries import Scalar
 from gpuserve.config.problems import Origin, Problem, dotted, without_token
 from gpuserve.config.yaml_document import Document, Path, parse_value
-from gpuserve.model.options import nearest
+from gpuserve.core.suggestions import nearest
 
 PREFIX = "GPUSERVE_"
 _SEPARATOR = "__"

@@ -14,7 +14,7 @@ from gpuserve.config.entries import MISSING, UNKNOWN, WRONG, Mistake
 from gpuserve.config.settings.values import mask_userinfo
 from gpuserve.config.yaml_document import Path, Span
 from gpuserve.core.errors import ConfigError
-from gpuserve.model.options import SYNONYMS, nearest
+from gpuserve.core.suggestions import SYNONYMS, nearest
 
 _MAX_EXCERPT = 100
 _MAX_GIVEN = 80

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVa
 
 import numpy as np
 
+from gpuserve.core.suggestions import explained
 from gpuserve.decorators.batch_data import (
     SomeRows,
     call_groups,
@@ -223,6 +224,7 @@ def batch(
     max_length: int | None = ...,
     dtype: Any = ...,
 ) -> Callable[[F], F]: ...
+@explained
 def batch(
     decorated: Any = None,
     /,

@@ -23,9 +23,11 @@ import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gpuserve.core.errors import BindError
+from gpuserve.core.suggestions import explained
 from gpuserve.devices import names
 from gpuserve.model.options import mutable_options, option, required, spelled
 from gpuserve.model.spec import (
@@ -62,6 +64,7 @@ def json_schema(text: Any) -> str:
     return str(text)
 
 
+@explained
 @dataclass(frozen=True)
 class Tensor:
     """One input or output of a model. Tensors without a name are INPUT_1…, OUTPUT_1… by position.
@@ -98,6 +101,7 @@ class TimeoutAction(enum.Enum):
     DELAY = "DELAY"  #: All other requests of the same priority are dequeued first.
 
 
+@explained
 @dataclass
 class QueuePolicy:
     """The queue policy of a priority level: times in microseconds and numbers of requests; 0 is no limit.
@@ -111,6 +115,7 @@ class QueuePolicy:
     max_queue_size: int = 0
 
 
+@explained
 @dataclass
 class DynamicBatcher:
     """The batching options and the queue policies of a model, under PyTriton's names. Times in microseconds.
@@ -131,6 +136,7 @@ class DynamicBatcher:
 
 
 @spelled
+@explained
 @dataclass
 class WarmupInput:
     """One input of a warm-up request: zeros, random values, or a ``.npy`` file.
@@ -153,6 +159,7 @@ class WarmupInput:
     # fmt: on
 
 
+@explained
 @dataclass
 class ModelWarmup:
     """A warm-up batch, which every instance runs before the model is ready."""
@@ -165,6 +172,7 @@ class ModelWarmup:
     count: int = option(1, "Number of runs.", least=1)
 
 
+@explained
 @dataclass(frozen=True)
 class Step:
     """One step of an ensemble, an argument of ``Server.ensemble()``. ``inputs`` and ``outputs`` name the
@@ -184,6 +192,7 @@ else:
     _Options = mutable_options(ModelOptions)
 
 
+@partial(explained, batcher=DynamicBatcher)
 @dataclass
 class ModelConfig(_Options):
     """The options of a bound model.

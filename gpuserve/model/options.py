@@ -15,7 +15,7 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -401,55 +401,6 @@ def _listed(kind: Any, option: Option, written: Mapping[type, type]) -> str:
 
 def _type_of(value: Any) -> str:
     return f"an object of type {type(value).__name__}"
-
-
-#: Words of other programs, with the words here that mean the same.
-SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = {
-    "port": ("http_port",),
-    "address": ("host",),
-    "stream": ("decoupled",),
-    "streaming": ("decoupled",),
-    "gpu": ("device", "instances", "cuda"),
-    "cpu": ("host",),
-    "ram": ("host",),
-    "gpus": ("device", "instances"),
-    "workers": ("instances", "count"),
-    "replicas": ("instances", "count"),
-    "instance_group": ("instances",),
-    "batch_size": ("max_batch_size",),
-    "max_batch": ("max_batch_size",),
-    "timeout": ("execution_timeout_s", "default_timeout_us"),
-    "max_delay": ("max_queue_delay_us",),
-    "type": ("dtype",),
-    "datatype": ("dtype",),
-    "dims": ("shape",),
-    "shared_weights": ("kwargs",),
-    "path": ("callable",),
-    "model": ("callable",),
-    "ingress": ("ingress_processes",),
-    "cert": ("tls_certfile",),
-    "token": ("access_token",),
-}
-_UNIT_WORDS: Final = {"us": "microseconds", "ms": "milliseconds", "s": "seconds", "nbytes": "bytes"}
-
-
-def nearest(word: str, known: Iterable[str], places: Mapping[str, str] | None = None) -> str:
-    """Return ``; did you mean '…'?`` with the known word that is most like this one, or "" if none is. Words
-    of other programs mean their synonyms. The text has the unit if the word names another one. ``places`` are
-    the texts to show for the known words.
-    """
-    import difflib
-
-    folded = {candidate.casefold(): candidate for candidate in known}
-    close = [one for one in SYNONYMS.get(word.casefold(), ()) if one in folded]
-    close = close or difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
-    if not close:
-        return ""
-    found = folded[close[0]]
-    unit = _UNIT_WORDS.get(found.rpartition("_")[2])
-    changes = unit is not None and word.rpartition("_")[2] != found.rpartition("_")[2]
-    shown = found if places is None else places[found]
-    return f"; did you mean {shown!r}{f', in {unit}' if changes else ''}?"
 
 
 def from_plain(kind: Any, plain: Any) -> Any:

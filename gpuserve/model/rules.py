@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.core.errors import BadModelConfig
+from gpuserve.core.suggestions import nearest
 from gpuserve.devices.names import CPU
-from gpuserve.model.options import declared, nearest, rows
+from gpuserve.model.options import declared, rows
 from gpuserve.model.spec import (
     CLIENT,
     CORRID,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from gpuserve.core.errors import BindError
+from gpuserve.core.suggestions import explained
 from gpuserve.devices.names import CPU, check_device_name, devices_of
 from gpuserve.devices.placement import ANYWHERE, Placement
 from gpuserve.model.options import by_keyword, from_plain, option, required, spelled
@@ -71,6 +72,7 @@ def check_header_name(name: Any) -> str:
 
 
 @spelled
+@explained
 @dataclass(frozen=True, slots=True)
 class BatchingSpec:
     """Batching options: when a batch is formed, with the semantics of Triton's dynamic batcher."""
@@ -101,6 +103,7 @@ class BatchingSpec:
 
 
 @spelled
+@explained
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
     """The queue policy of one priority level: how long and how many requests may wait."""
@@ -119,6 +122,7 @@ class PolicySpec:
 
 
 @spelled
+@explained
 @dataclass(frozen=True, slots=True)
 class QueueSpec:
     """Queue options: how much may wait before requests are refused, and in which order requests are dequeued.
@@ -164,6 +168,7 @@ CORRID: Final = "corrid"
 CONTROL_KINDS: Final = (START, END, READY, CORRID)
 
 
+@explained
 @dataclass(frozen=True, slots=True)
 class SequenceControl:
     """A control input of shape [1], behind the batch axis if there is one, that the server fills."""
@@ -180,6 +185,7 @@ class SequenceControl:
 
 
 @spelled
+@explained
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
     """Sequence batching: all requests of a sequence are executed by the same instance.
@@ -230,6 +236,7 @@ NO_SEQUENCES: Final = SequenceBatching(strategy="")
 DeviceResource: TypeAlias = tuple[str, str]
 
 
+@explained
 @dataclass(frozen=True, slots=True)
 class Resource:
     """An amount of a named resource that an instance needs while it executes."""
@@ -239,6 +246,7 @@ class Resource:
     shared: bool = option(False, "Whether all devices share one amount, in place of one amount per device.")
 
 
+@explained
 @dataclass(frozen=True, slots=True)
 class RateLimiter:
     """The resources that an instance holds while it executes, on a server with ``rate_limit``."""

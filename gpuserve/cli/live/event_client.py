@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.core.errors import ControlError, InvalidArgument
 from gpuserve.core.event_log import FREQUENT, HELLO, EventKind, topic
+from gpuserve.core.suggestions import explained
 from gpuserve.supervisor.control.operator_client import ask
 from gpuserve.supervisor.control.operator_protocol import near
 
@@ -29,6 +30,7 @@ _MAX_QUEUED: Final = 1000
 _NO_RECONNECT_MS: Final = 1 << 30
 
 
+@explained
 def events(
     server: str | None = None,
     kinds: Iterable[str | EventKind] = (),

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -42,6 +43,7 @@ from gpuserve.compat.pytriton.triton_config import (
 )
 from gpuserve.compat.pytriton.utils import Workspace
 from gpuserve.core.errors import AttachError, BadModelConfig
+from gpuserve.core.suggestions import explained
 from gpuserve.model.build import warmup_as_given
 from gpuserve.model.declaration import ModelConfig, Tensor
 from gpuserve.model.spec import ModelSpec
@@ -108,6 +110,7 @@ class TritonBase(abc.ABC):
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
+    @partial(explained, config=ModelConfig)
     def bind(
         self,
         model_name: str,
@@ -197,6 +200,7 @@ class Triton(TritonBase):
         PyTritonValidationError: if an option is invalid, or gpuserve refuses it.
     """
 
+    @explained
     def __init__(
         self,
         *,
@@ -291,6 +295,7 @@ class RemoteTriton(TritonBase):
         PyTritonClientInvalidUrlError: if the url is invalid, or names another machine.
     """
 
+    @explained
     def __init__(
         self, url: str, workspace: Workspace | str | Path | None = None, access_token: str | None = None
     ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from gpuserve.compat.tritonserver.flags import BY_NAME, FlagFate, FlagKind, TritonFlag
-from gpuserve.model.options import nearest
+from gpuserve.core.suggestions import nearest
 
 _BOOLEANS: Final = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 

@@ -16,7 +16,7 @@ from gpuserve.backends.registry import backend_of, source_of
 from gpuserve.backends.sequences import states_in
 from gpuserve.config.triton.folders import ModelFolder
 from gpuserve.config.triton.pbtxt import EntryDraft, listed
-from gpuserve.model.options import nearest
+from gpuserve.core.suggestions import nearest
 from gpuserve.model.triton_config import plain
 
 ENSEMBLE: Final = "ensemble"

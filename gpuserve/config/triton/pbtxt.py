@@ -18,7 +18,8 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2 as pb
 
 from gpuserve.config.yaml_document import Path, Span
-from gpuserve.model.options import nearest, rows
+from gpuserve.core.suggestions import nearest
+from gpuserve.model.options import rows
 from gpuserve.model.spec import BatchingSpec, PolicySpec, QueueSpec, SequenceBatching
 
 _START: Final = Span(1, 1, 1)

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from gpuserve.core.errors import InvalidArgument, ResourceExhausted
-from gpuserve.model.options import nearest
+from gpuserve.core.suggestions import nearest
 
 MAX_INPUTS: Final = 1024
 MAX_OUTPUTS: Final = 1024
