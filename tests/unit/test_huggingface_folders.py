@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -105,6 +108,32 @@ def test_a_folder_that_is_not_there_may_have_been_meant_as_a_name() -> None:
         LoadError, match=r"there is no folder 'org/name'; a name on the hub is written hf:NAME"
     ):
         HuggingFaceModel.declare(file="org/name")
+
+
+@needs("huggingface_hub", "torch", "transformers")
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_hub_that_cannot_be_reached_is_asked_once(tmp_path: Path, is_cached: bool) -> None:
+    if is_cached:
+        cached = tmp_path / "hub" / "models--org--name"
+        (cached / "snapshots" / "c1").mkdir(parents=True)
+        (cached / "snapshots" / "c1" / "config.json").write_text(
+            '{"architectures": ["BertForTokenClassification"]}'
+        )
+        (cached / "refs").mkdir()
+        (cached / "refs" / "main").write_text("c1")
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        closed = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    environment = os.environ | {"HF_ENDPOINT": closed, "HF_HOME": f"{tmp_path}"}
+    environment = {key: one for key, one in environment.items() if key != "HF_HUB_OFFLINE"}
+    command = [sys.executable, "-m", "gpuserve", "check", "hf:org/name"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    if is_cached:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "text: BYTES" in done.stdout
+    else:
+        expected = "'hf:org/name' is not in the cache of the hub, and cannot be downloaded: [Errno 111] "
+        assert done.stderr.splitlines() == [f"hf:org/name: {expected}Connection refused"]
+        assert done.returncode == 4
 
 
 @pytest.mark.parametrize("library", ["torch", pytest.param("transformers", marks=needs("torch"))])

@@ -39,12 +39,7 @@ def shown_name(file: str) -> str:
 def read_config(file: str) -> dict[str, Any]:
     """Return the config.json of a folder or hub model. Raise ModelFileError if it is unreadable."""
     if file.startswith(HUB):
-        hub = import_library("huggingface_hub", "huggingface")
-        try:
-            path = str(hub.hf_hub_download(file.removeprefix(HUB), "config.json"))
-        except Exception as error:  # the network, the hub or the name
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ModelFileError(f"{file!r} cannot be downloaded from the hub: {first}") from error
+        path = _downloaded_config(file)
     elif os.path.isdir(file):
         path = os.path.join(file, "config.json")
     else:
@@ -61,6 +56,24 @@ def read_config(file: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelFileError(f"config.json of {shown_name(file)!r} is no mapping")
     return config
+
+
+def _downloaded_config(file: str) -> str:
+    hub = import_library("huggingface_hub", "huggingface")
+    name = file.removeprefix(HUB)
+    unreachable = None
+    try:
+        # One request: a download tries again for half a minute if there is no network.
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json"))
+    except Exception as error:  # the network, the hub or the name
+        unreachable = error
+    try:
+        return str(hub.hf_hub_download(name, "config.json", local_files_only=unreachable is not None))
+    except Exception as error:
+        reason = unreachable or error
+        first = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+        text = f"{file!r} is not in the cache of the hub, and cannot be downloaded: {first}"
+        raise ModelFileError(text) from reason
 
 
 def task_of(config: Mapping[str, Any], given: str | None, name: str) -> str:
