@@ -296,6 +296,8 @@ def _syntax_fault(error: MarkedYAMLError, lines: tuple[str, ...]) -> YamlFault:
         return YamlFault(f"not valid YAML: {text}", _START)
     if mark.line >= len(lines) > 0:  # the text ended too early: point behind its last character
         return YamlFault(f"not valid YAML: {text}", Span(len(lines), len(lines[-1]) + 1, 1))
+    if re.fullmatch(" *\t", lines[mark.line][: mark.column + 1]):
+        text = "the indentation has a tab, expected spaces"
     return YamlFault(f"not valid YAML: {text}", Span(mark.line + 1, mark.column + 1, 1))
 
 

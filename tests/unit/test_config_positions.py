@@ -65,6 +65,21 @@ def test_syntax_errors_have_a_place(text: str, line: int, column: int) -> None:
     assert caught.value.fault.span[:2] == (line, column)
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [
+        ("models:\n\t- name: x\n", 2, 1),
+        ("models:\n  - name: a\n  \tcallable: x\n", 3, 3),
+        ("a:\n  - name: >\n\t  text\n", 3, 1),
+    ],
+)
+def test_a_tab_as_indentation_is_named(text: str, line: int, column: int) -> None:
+    with pytest.raises(YamlSyntaxError) as caught:
+        parse(text)
+    assert caught.value.fault.text == "not valid YAML: the indentation has a tab, expected spaces"
+    assert caught.value.fault.span[:2] == (line, column)
+
+
 @pytest.mark.thorough
 def test_deep_nesting_is_an_error_and_no_crash() -> None:
     with pytest.raises(YamlSyntaxError, match="exceeded maximum nesting depth"):
