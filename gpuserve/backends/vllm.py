@@ -43,7 +43,7 @@ class VllmModel:
     """
 
     #: Members of a request that the engine honours.
-    honours = ("frequency_penalty", "presence_penalty", "logit_bias", "tools")
+    honours = ("frequency_penalty", "presence_penalty", "logit_bias", "tools", "response_format")
 
     def __init__(
         self, file: str, device: str = "cuda:0", loras: Mapping[str, str] | None = None, **engine: Any
@@ -74,9 +74,10 @@ class VllmModel:
         tokenizer = self._engine.get_tokenizer()
         if inspect.isawaitable(tokenizer):  # before vLLM 0.12
             tokenizer = await tokenizer
+        tools = request.template_tools()
         try:
             text = tokenizer.apply_chat_template(
-                request.conversation(), tools=request.tools, tokenize=False, add_generation_prompt=True
+                request.conversation(), tools=tools, tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # the template is a program of the folder, and may refuse anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -103,6 +104,8 @@ class VllmModel:
         given |= {"max_tokens": limit, "stop": list(request.stop) or None}
         if request.logit_bias:
             given["logit_bias"] = {int(token): bias for token, bias in request.logit_bias.items()}
+        if (schema := request.answer_schema) is not None:
+            given["structured_outputs"] = self._sampling.StructuredOutputsParams(json=schema)
         chosen = {name: value for name, value in given.items() if value is not None}
         try:
             params = self._sampling.SamplingParams(

@@ -67,9 +67,58 @@ def _message_content(value: Any) -> Any:
         return value
     if not isinstance(value, list) or not all(isinstance(one, dict) and "type" in one for one in value):
         raise ValueError("expected a string, or a list of parts that have a type")
+    if any(one["type"] == "text" and not isinstance(one.get("text"), str) for one in value):
+        raise ValueError('expected each part of the type "text" to have a text')
     return value
 
 
+def _tool(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool, a choice of one, or a call of one: an object of its type's name, which has a name."""
+    kind = value.get("type")
+    if kind not in ("function", "custom"):
+        raise ValueError(f'expected the type "function" or "custom", given {_shown(kind)}')
+    inner = value.get(kind)
+    if not isinstance(inner, dict) or not (isinstance(inner.get("name"), str) and inner["name"]):
+        raise ValueError(f'expected "{kind}" to be an object with a name')
+    if not isinstance(inner.get("parameters"), dict | None):
+        raise ValueError('expected "parameters" to be an object')
+    return value
+
+
+def _tool_choice(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value if value.get("type") == "allowed_tools" else _tool(value)
+    if value not in (None, "none", "auto", "required"):
+        raise ValueError(f'expected "none", "auto", "required" or an object, given {_shown(value)}')
+    return value
+
+
+def _response_format(value: dict[str, Any]) -> dict[str, Any]:
+    kind, inner = value.get("type"), value.get("json_schema")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise ValueError(f'expected the type "text", "json_object" or "json_schema", given {_shown(kind)}')
+    if kind == "json_schema" and not (isinstance(inner, dict) and isinstance(inner.get("schema"), dict)):
+        raise ValueError('expected "json_schema" to be an object with a schema')
+    return value
+
+
+def _logit_bias(value: dict[str, float]) -> dict[str, float]:
+    for token, bias in value.items():
+        if not (token.isascii() and token.isdecimal() and abs(bias) <= 100):
+            pair = f"{_shown(token)}: {_shown(bias)}"
+            raise ValueError(f"expected numbers of tokens with a bias from -100 to 100, given {pair}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return "an object" if isinstance(value, dict) else "a list" if value else "an empty list"
+    cut = value[: _SHOWN_CHARACTERS + 1] if isinstance(value, str) else value
+    given = json.dumps(cut, default=str)
+    return given if len(given) <= _SHOWN_CHARACTERS else f"{given[:_SHOWN_CHARACTERS]}…"
+
+
+Tool = Annotated[dict[str, Any], AfterValidator(_tool)]
 Flag = Annotated[bool, BeforeValidator(lambda value: False if value is None else value)]
 Limit = Annotated[int | None, Field(ge=1)]
 Penalty = Annotated[float | None, Field(ge=-2, le=2)]
@@ -92,7 +141,7 @@ class ChatMessage(_StrictModel):
     role: Role
     content: Annotated[Any, AfterValidator(_message_content)] = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[Tool] | None = None
     tool_call_id: str | None = None
 
     @property
@@ -128,12 +177,21 @@ class _GenerationRequest(TypedRequest):
     seed: int | None = None
     frequency_penalty: Penalty = None
     presence_penalty: Penalty = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], AfterValidator(_logit_bias)] | None = None
+    response_format: Annotated[dict[str, Any], AfterValidator(_response_format)] | None = None
 
     @property
     def token_limit(self) -> int | None:
         """The largest number of tokens of the answer, or None for no limit."""
         return self.max_tokens
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """The JSON Schema of the answer by ``response_format``, or None for text."""
+        given = self.response_format or {"type": "text"}
+        if given["type"] == "json_object":
+            return {"type": "object"}
+        return None if given["type"] == "text" else dict(given["json_schema"]["schema"])
 
     @property
     def wants_usage(self) -> bool:
@@ -148,14 +206,23 @@ class ChatRequest(_GenerationRequest):
     max_completion_tokens: Limit = None
     logprobs: Flag = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: Annotated[Any, AfterValidator(_tool_choice)] = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
 
     @property
     def token_limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """Return the functions for a chat template. Raise ``BadRequest`` if the client wants a call in any
+        case, or offers another kind of tools.
+        """
+        if self.tool_choice not in (None, "auto", "none"):
+            raise BadRequest('a call cannot be promised: expected "auto" or "none"', "tool_choice")
+        if any(one["type"] != "function" for one in self.tools or ()):
+            raise BadRequest("this model calls functions alone", "tools")
+        return None if self.tool_choice == "none" else self.tools or None
 
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages as plain mappings, the form that chat templates take."""
@@ -296,14 +363,7 @@ def _bad_request_of(error: ValidationError) -> BadRequest:
         return BadRequest(f"the body is no JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
     text = _TEXTS.get(first["type"], "not valid").format_map(first.get("ctx", {}))
     if first["type"] not in {"missing", "value_error"}:
-        value = first["input"]
-        if isinstance(value, list | dict):
-            given = "an object" if isinstance(value, dict) else "a list" if value else "an empty list"
-        else:
-            cut = value[: _SHOWN_CHARACTERS + 1] if isinstance(value, str) else value
-            given = json.dumps(cut, default=str)
-            given = given if len(given) <= _SHOWN_CHARACTERS else f"{given[:_SHOWN_CHARACTERS]}…"
-        text += f", given {given}"
+        text += f", given {_shown(first['input'])}"
     return BadRequest(text, ".".join([str(one)[:_SHOWN_CHARACTERS] for one in first["loc"]]))
 
 

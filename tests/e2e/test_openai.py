@@ -334,7 +334,12 @@ def test_an_endpoint_that_the_model_does_not_have(client: openai.OpenAI) -> None
         ({"stream_options": {"include_usage": True}}, "stream_options", "only where stream is true"),
         ({"top_logprobs": 2}, "top_logprobs", "only where logprobs is true"),
         ({"messages": said("refuse")}, "messages", "nobody says that"),
-        ({"tools": [{"type": "function"}]}, "tools", "this model does not honour it"),
+        ({"tools": [{"type": "foo"}]}, "tools.0", "expected the type"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            "tools",
+            "this model does not honour it",
+        ),
         ({"response_format": {"type": "json_object"}}, "response_format", "does not honour"),
         ({"extra_body": {"modalities": ["text", "audio"]}}, "modalities", "does not honour"),
     ],

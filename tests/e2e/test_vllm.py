@@ -76,6 +76,20 @@ def test_an_engine_answers_chats_and_completions(server: Addresses, record: Path
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("a b", "length")
 
 
+@pytest.mark.parametrize(
+    ("response_format", "schema"),
+    [
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [1]}}}, {"enum": [1]}),
+    ],
+)
+def test_the_engine_gets_the_schema_of_a_response_format(
+    server: Addresses, response_format: dict[str, Any], schema: dict[str, Any]
+) -> None:
+    answer = ask(server, "chat/completions", chat("one", response_format=response_format))
+    assert json.loads(answer["choices"][0]["message"]["content"]) == schema
+
+
 def test_an_adapter_is_a_model_of_its_name(server: Addresses) -> None:
     assert [one["id"] for one in ask(server, "models")["data"]] == ["pirate", "writer"]
     assert ask(server, "models/pirate")["id"] == "pirate"
@@ -90,6 +104,7 @@ def test_an_adapter_is_a_model_of_its_name(server: Addresses) -> None:
         (chat("x", top_k=-7), "top_k must be 0"),
         (chat("x", "nobody"), "unknown model"),
         (chat("x", logprobs=True), "does not honour"),
+        (chat("x", tool_choice="required"), "a call cannot be promised"),
     ],
 )
 def test_a_request_that_the_engine_refuses_is_the_clients_error(

@@ -75,6 +75,7 @@ def test_what_user_code_imports_is_light() -> None:
         "gpuserve",
         "gpuserve.core",
         "gpuserve.core.lazy_names",
+        "gpuserve.core.suggestions",
         "gpuserve.core.version",
     }
 

@@ -252,6 +252,99 @@ def test_a_wrong_body(kind: Any, more: dict[str, Any], text: str) -> None:
     assert len(str(found.value)) < 300
 
 
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+KINDS = 'expected the type "function" or "custom"'
+CHOICES = 'expected "none", "auto", "required" or an object'
+NAMED = 'expected "function" to be an object with a name'
+CUSTOM = {"type": "custom", "custom": {"name": "sing"}}
+
+
+def chat_request(**more: Any) -> ChatRequest:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **more}
+    return parse_request(ChatRequest, json.dumps(body).encode(), {})
+
+
+def assistant(call: Any) -> list[dict[str, Any]]:
+    return [{"role": "assistant", "tool_calls": [call]}]
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"tools": [TOOL, {"type": "foo"}]}, f'tools.1: {KINDS}, given "foo"'),
+        ({"tools": [{}]}, f"tools.0: {KINDS}, given null"),
+        ({"tools": [{"type": "function"}]}, f"tools.0: {NAMED}"),
+        (
+            {"tools": [{"type": "function", "function": {"name": ""}}]},
+            f"tools.0: {NAMED}",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]},
+            'tools.0: expected "parameters" to be an object',
+        ),
+        ({"tools": ["f"]}, 'tools.0: expected an object, given "f"'),
+        ({"tool_choice": "foo"}, f'tool_choice: {CHOICES}, given "foo"'),
+        ({"tool_choice": {"type": "foo"}}, f'tool_choice: {KINDS}, given "foo"'),
+        ({"tool_choice": {"type": "function"}}, f"tool_choice: {NAMED}"),
+        (
+            {"response_format": {"type": "yaml"}},
+            'response_format: expected the type "text", "json_object" or "json_schema", given "yaml"',
+        ),
+        ({"response_format": "json"}, 'response_format: expected an object, given "json"'),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            'response_format: expected "json_schema" to be an object with a schema',
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+            'messages.0.content: expected each part of the type "text" to have a text',
+        ),
+        (
+            {"messages": assistant({"type": "function", "function": {}})},
+            f"messages.0.tool_calls.0: {NAMED}",
+        ),
+        (
+            {"logit_bias": {"seven": 1}},
+            'logit_bias: expected numbers of tokens with a bias from -100 to 100, given "seven": 1.0',
+        ),
+        (
+            {"logit_bias": {"7": 101}},
+            'logit_bias: expected numbers of tokens with a bias from -100 to 100, given "7": 101.0',
+        ),
+    ],
+)
+def test_a_wrong_member_is_refused_by_name_whatever_the_model_does(more: dict[str, Any], text: str) -> None:
+    with pytest.raises(BadRequest) as found:
+        chat_request(**more)
+    assert str(found.value) == text
+
+
+def test_tools_formats_and_calls_of_openais_api_are_accepted() -> None:
+    for choice in (None, "none", "auto", "required", TOOL, CUSTOM, {"type": "allowed_tools"}):
+        assert chat_request(tools=[TOOL, CUSTOM], tool_choice=choice).tools == [TOOL, CUSTOM]
+    chat_request(
+        messages=assistant({"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}})
+    )
+    parts = [{"type": "text", "text": ""}, {"type": "image_url", "image_url": {"url": "x"}}]
+    chat_request(messages=[{"role": "user", "content": parts}], logit_bias={"7": -100})
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}}
+    for given_, answer in (
+        (None, None),
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "object"}),
+        (schema, {"type": "array"}),
+    ):
+        assert chat_request(response_format=given_).answer_schema == answer
+
+
+def test_the_tools_of_a_chat_template() -> None:
+    assert chat_request(tools=[TOOL]).template_tools() == [TOOL]
+    assert chat_request(tools=[TOOL], tool_choice="none").template_tools() is None
+    for more, member in (({"tool_choice": "required"}, "tool_choice"), ({"tools": [CUSTOM]}, "tools")):
+        with pytest.raises(BadRequest, match=rf"^{member}: "):
+            chat_request(**more).template_tools()
+
+
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -585,7 +678,7 @@ def test_a_decisive_member_is_honoured_or_refused() -> None:
 
     neutral = {"tools": [], "response_format": {"type": "text"}, "logprobs": False, "frequency_penalty": 0.0}
     honoured((), temperature=0.5, top_k=3, modalities=["text"], **neutral)
-    for name, value in {"tools": [{}], "functions": [{}], "logprobs": True, "presence_penalty": 1}.items():
+    for name, value in {"tools": [TOOL], "functions": [{}], "logprobs": True, "presence_penalty": 1}.items():
         honoured((name,), **{name: value})
         with pytest.raises(BadRequest, match=f"{name}: this model does not honour it"):
             honoured((), **{name: value})

@@ -28,7 +28,7 @@ async def chat_prompt(writer: TextWriter, request: ChatRequest) -> Prompt:
         messages = [{**one.model_dump(exclude_none=True), "content": one.text} for one in request.messages]
         try:
             text = writer.tokenizer.apply_chat_template(
-                messages, tools=_usable_tools(request), tokenize=False, add_generation_prompt=True
+                messages, tools=request.template_tools(), tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # the template is a program of the folder, and may refuse anything
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -54,10 +54,10 @@ async def completion_prompt(writer: TextWriter, request: CompletionRequest) -> P
 async def generate_tokens(writer: TextWriter, request: ChatRequest | CompletionRequest) -> AsyncIterator[Any]:
     """Yield the generated text as tokens of an answer. Closing the generator ends the generation."""
     try:
-        matcher = await writer.grammars.matcher_of(getattr(request, "response_format", None))
+        matcher = await writer.grammars.matcher_of(request.answer_schema)
     except InvalidArgument as error:
         raise BadRequest(str(error), "response_format") from None
-    tools = _usable_tools(request)
+    tools = request.template_tools() if isinstance(request, ChatRequest) else None
     if matcher is not None and tools:
         raise BadRequest("expected none beside tools", "response_format")
     if isinstance(request, ChatRequest):
@@ -77,15 +77,6 @@ async def generate_tokens(writer: TextWriter, request: ChatRequest | CompletionR
         async for piece in pieces:
             for value in reader.read(piece) if reader is not None else [Token(*piece)]:
                 yield value
-
-
-def _usable_tools(request: Any) -> list[dict[str, Any]] | None:
-    """Return the tools that a model may call. Raise ``BadRequest`` if the client wants a call in any case."""
-    if not isinstance(request, ChatRequest):
-        return None
-    if request.tool_choice not in (None, "auto", "none"):
-        raise BadRequest('a call cannot be promised: expected "auto" or "none"', "tool_choice")
-    return None if request.tool_choice == "none" else request.tools or None
 
 
 def _sampled_prompt(

@@ -35,9 +35,8 @@ class JsonGrammars:
         #: A single thread, so that the answers of one request share what the first of them compiles.
         self._executor = ThreadPoolExecutor(1, "grammars")
 
-    async def matcher_of(self, response_format: Any) -> Any:
-        """Return a new answer's state in the grammar of a format; None for text. Raise InvalidArgument."""
-        schema = _schema_of(response_format)
+    async def matcher_of(self, schema: Mapping[str, Any] | None) -> Any:
+        """Return a new answer's state in the grammar of a schema; None for text. Raise InvalidArgument."""
         if schema is None:
             return None
         loop = asyncio.get_running_loop()
@@ -65,19 +64,6 @@ class JsonGrammars:
             return made(self._tokenizer, self._vocabulary, self._end_tokens)
         except ValueError as error:
             raise InvalidArgument(f"the model's tokenizer does not support it: {error}") from None
-
-
-def _schema_of(response_format: Any) -> Mapping[str, Any] | None:
-    given = response_format if isinstance(response_format, Mapping) else {}
-    if not response_format or given.get("type") == "text":
-        return None
-    if given.get("type") == "json_object":
-        return {"type": "object"}
-    inner = given.get("json_schema")
-    schema = inner.get("schema") if isinstance(inner, Mapping) else None
-    if given.get("type") != "json_schema" or not isinstance(schema, Mapping):
-        raise InvalidArgument('expected the type "text", "json_object", or "json_schema" with a schema')
-    return schema
 
 
 class JsonMask:

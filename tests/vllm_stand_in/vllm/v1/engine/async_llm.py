@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
@@ -54,6 +55,8 @@ class AsyncLLM:
         if self._args.max_model_len and len(tokens) > self._args.max_model_len:
             raise ValueError(f"The prompt has {len(tokens)} tokens, the model {self._args.max_model_len}.")
         words = "".join(map(chr, tokens)).split()
+        if sampling_params.structured_outputs is not None:
+            words = [json.dumps(sampling_params.structured_outputs.json)]
         if lora_request is not None:
             words = [f"{lora_request.lora_name}:{word}" for word in words]
         limit = len(words) if sampling_params.max_tokens is None else sampling_params.max_tokens
