@@ -5,6 +5,7 @@ front), loads the model and runs its loop. stdout and stderr belong to the user'
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ from gpuserve_worker.loading import (
     start_wake,
     warm_up,
 )
+from gpuserve_worker.memory.batch_tensors import OutputWriter
 from gpuserve_worker.memory.weights_port import open_port
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.sealed_memory import SealedMemory, split
@@ -48,6 +50,8 @@ def run() -> int:
     boot, link, *followers = map(Link.from_fd, (boot_fd, link_fd, *more_fds[1:]))
     lifecycle.prepare_process()
     lifecycle.close_in_children(boot, link, *followers)
+    # A forked child that answers would overwrite the worker's outputs in shared memory.
+    os.register_at_fork(after_in_child=lambda: setattr(OutputWriter, "write", lifecycle.end_child))
     received = boot.receive()
     if received is None:
         return lifecycle.EXIT_FAILED
@@ -81,6 +85,7 @@ def _serve(init: Init, boot: Link, link: Link, followers: Sequence[Link]) -> int
         # The exception of user code does not show whether the device caused it, so the device is tested.
         return lifecycle.EXIT_DEVICE if is_unusable(init.device) else lifecycle.EXIT_FAILED
     loop = new_loop(link, model, reporter)
+    pid = os.getpid()
     try:
         warm_up(init, model, loop, reporter)
         if imports is not None:
@@ -91,7 +96,11 @@ def _serve(init: Init, boot: Link, link: Link, followers: Sequence[Link]) -> int
         supervision.on_wake = partial(start_wake, model, boot, reporter)
         boot.send(ready(model, time.monotonic() - started_s))
         loop.run()
-    except (SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
+        if os.getpid() != pid:
+            lifecycle.end_child(error)
+        if not isinstance(error, SystemExit | KeyboardInterrupt):
+            raise
         # Its own exit status is not passed on, because it may be one that the supervisor knows.
         reporter.error(f"the inference callable raised {log_text(error)}", log_traceback(error))
         with suppress(OSError):  # the supervisor is gone

@@ -100,6 +100,18 @@ def close_in_children(*links: Link) -> None:
         os.register_at_fork(after_in_child=link.close)
 
 
+def end_child(reason: object, *_: object) -> NoReturn:
+    """End a forked child that has left the inference callable, with its own status if by ``sys.exit()``."""
+    if isinstance(reason, SystemExit):
+        leave(reason.code if isinstance(reason.code, int) else int(reason.code is not None))
+    with suppress(OSError):  # user code may have closed the descriptor
+        os.write(2, _LEFT_BY_CHILD)
+    leave(EXIT_FAILED)
+
+
+_LEFT_BY_CHILD: Final = (
+    b"ended a forked process that left the inference callable: expected os._exit() in it\n"
+)
 #: ``logging.INFO`` and so on, without an import of the module.
 _INFO: Final = 20
 _WARNING: Final = 30

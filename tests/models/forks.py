@@ -1,4 +1,4 @@
-"""Forks a child that goes on after the worker, and says how many sockets the child has."""
+"""Forks a child, and says how many sockets the child has, or how the child ends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,35 @@ def forked(x: Any) -> Any:
         os._exit(sum(map(_is_socket, range(256))))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return {"y": np.full(x.shape, status, np.float32)}
+
+
+def _leaves(x: Any, in_child: Callable[[], Any]) -> Any:
+    """In the child what ``in_child`` returns; in the worker the exit status of the child after its end."""
+    pid = os.fork()
+    if pid == 0:
+        return in_child()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return {"y": np.full(x.shape, status, np.float32)}
+
+
+@batch
+def returns(x: Any) -> Any:
+    return _leaves(x, lambda: {"y": x})
+
+
+@batch
+async def returns_later(x: Any) -> Any:
+    return _leaves(x, lambda: {"y": x})
+
+
+@batch
+def raises(x: Any) -> Any:
+    return _leaves(x, lambda: 1 / 0)
+
+
+@batch
+def exits(x: Any) -> Any:
+    return _leaves(x, lambda: sys.exit(7))
 
 
 @batch

@@ -178,6 +178,27 @@ def test_a_child_of_user_code_inherits_neither_socket(path: str) -> None:
         assert output(worker, worker.run([floats("x", [9])])).tolist() == [[0]]
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("forks.py:returns", 1),
+        ("forks.py:returns_later", 1),
+        ("forks.py:raises", 1),
+        ("forks.py:exits", 7),
+    ],
+)
+def test_a_forked_child_that_leaves_the_callable_ends_with_one_line(path: str, status: int) -> None:
+    with loaded(model(path), stderr=subprocess.PIPE) as worker:
+        for batch_id in (1, 2):
+            assert output(worker, worker.run([floats("x", [9])], batch_id=batch_id)).tolist() == [[status]]
+        worker.boot.send(wire.Stop())
+        assert worker.exit_status() == 0
+        assert worker.process.stderr is not None
+        lines = worker.process.stderr.read().splitlines()
+    expected = b"ended a forked process that left the inference callable: expected os._exit() in it"
+    assert lines == [expected] * (2 if status == 1 else 0)
+
+
 def test_the_kernel_knows_its_name() -> None:
     with loaded(model("echo.py:raw", model="m")) as worker:
         assert Path(f"/proc/{worker.process.pid}/comm").read_text() == "gs:m/cpu#0\n"
