@@ -183,6 +183,8 @@ class Sources:
             return Problem(override.label, text, override.origin)
         if self.document is None:
             return Problem(self.name, text, Origin.ATTRIBUTE)
+        for ours, written in self.document.other_names(path).items():
+            text = re.sub(rf"\b{ours}\b", written, text)
         span = self.document.span_of_key(path) if at_key else self.document.span_of_value(path)
         # A malformed rule may have its token anywhere.
         line = "" if path[:2] == SECRET[1] else without_token(self.document.line(span.line))

@@ -108,6 +108,12 @@ class Document:
         key, _value = self._find(path)
         return self.span_of_value(path) if key is None else _span(key, self.lines)
 
+    def other_names(self, path: Path) -> dict[str, str]:
+        """Return the keys of a path that the text has by another name, Triton's or a former one, with it."""
+        keys = [self._find(path[: end + 1])[0] for end in range(len(path))]
+        named = {key.value: _written(key, self.lines) for key in keys if key is not None}
+        return {ours: written for ours, written in named.items() if ours != written}
+
     def _find(self, path: Path) -> tuple[Node | None, Node | None]:
         key, value = None, self.root
         for step in path:
@@ -222,10 +228,9 @@ class _Builder:
             elif key.value == _MERGE_KEY:
                 continue
             elif key.value in first:
-                start, end = first[key.value].start_mark, first[key.value].end_mark
-                written = self._lines[start.line][start.column : end.column].strip("'\"")
+                line, written = first[key.value].start_mark.line + 1, _written(first[key.value], self._lines)
                 name = "" if written == key.value else f" as {written!r}"  # a former name, or Triton's
-                self._fault(f"key {key.value!r} is already given in line {start.line + 1}{name}", key)
+                self._fault(f"key {key.value!r} is already given in line {line}{name}", key)
             else:
                 first[key.value] = key
                 self._key = key.value
@@ -287,6 +292,12 @@ def _span(node: Node, lines: tuple[str, ...]) -> Span:
     line = lines[start.line] if start.line < len(lines) else ""
     stop = end.column if end.line == start.line else len(line.rstrip())
     return Span(start.line + 1, start.column + 1, max(1, stop - start.column))
+
+
+def _written(key: Node, lines: tuple[str, ...]) -> str:
+    """Return a key as the text has it, before its renaming."""
+    span = _span(key, lines)
+    return lines[span.line - 1][span.column - 1 :][: span.length].strip("'\"")
 
 
 def _syntax_fault(error: MarkedYAMLError, lines: tuple[str, ...]) -> YamlFault:

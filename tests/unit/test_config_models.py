@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,21 @@ def problems(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -
     with pytest.raises(ConfigProblems) as caught:
         load(tmp_path, text, environ)
     return [str(problem).replace(f"{tmp_path}/", "") for problem in caught.value.problems]
+
+
+def test_a_mistake_under_the_name_of_triton_is_reported_by_this_name(tmp_path: Path) -> None:
+    keys = """\
+    max_batch_size: 8
+    batching: {max_queue_delay_microseconds: -5, "preferred_batch_size": [9]}
+    queue: {default_queue_policy: {timeout_action: NO, foo: 1}}
+"""
+    told = [one.splitlines()[0].partition(": ")[2] for one in problems(tmp_path, MODEL + keys)]
+    assert [re.split(": |; known", one)[0] for one in told] == [
+        "models[0].batching.max_queue_delay_microseconds",
+        "expected a preferred batch size of at most max_batch_size, which is 8, given 9",
+        "models[0].queue.default_queue_policy.timeout_action",
+        "unknown key 'foo' in models[0].queue.default_queue_policy",
+    ]
 
 
 def test_every_key_of_a_model(tmp_path: Path) -> None:

@@ -208,6 +208,10 @@ def test_the_former_name_of_the_key_is_accepted(tmp_path: Path) -> None:
         Server(doors=3, ingress_processes=3)
     with pytest.raises(ConfigProblems, match=r"'ingress_processes' is already given in line \d+ as 'doors'"):
         configured(tmp_path, doors=3, ingress_processes=3)
+    with pytest.raises(
+        ConfigProblems, match=r"^[^ ]*config.yaml:\d+:\d+: server\.doors: expected an integer"
+    ):
+        configured(tmp_path, doors=-1)
 
 
 MANY = 1 << 24

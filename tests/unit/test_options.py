@@ -132,7 +132,7 @@ def test_both_names_of_an_option_are_one_too_many(tmp_path: Path) -> None:
 def test_a_mistake_behind_tritons_name_is_shown_in_its_place(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(FILE.replace("500", "-1"))
     with pytest.raises(
-        ConfigProblems, match=r"c.yaml:7:46: models\[0\].batching.max_queue_delay_us: expected"
+        ConfigProblems, match=r"c.yaml:7:46: models\[0\].batching.max_queue_delay_microseconds: expected"
     ):
         load_file(str(tmp_path / "c.yaml"), {})
 
