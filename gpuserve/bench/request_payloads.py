@@ -40,16 +40,16 @@ class Target:
 
 
 def parse_url(url: str | None, protocol: str | None) -> ServerUrl:
-    """Return the server of ``--url`` and ``--protocol``. Raise BenchOptionError if they are wrong."""
+    """Return the server of ``--server`` and ``--protocol``. Raise BenchOptionError if they are wrong."""
     if protocol is not None and protocol not in PROTOCOLS:
         raise BenchOptionError("--protocol", f"expected grpc or http, given {protocol!r}")
     text = "localhost" if url is None else url
     try:
         found = ServerUrl.parse(text if "://" in text else f"{protocol or GRPC}://{text}")
     except ClientInvalidUrlError as error:
-        raise BenchOptionError("--url", str(error)) from None
+        raise BenchOptionError("--server", str(error)) from None
     if protocol is not None and found.protocol != protocol:
-        raise BenchOptionError("--protocol", f"{protocol} does not go with --url {url}")
+        raise BenchOptionError("--protocol", f"{protocol} does not go with --server {url}")
     return found
 
 

@@ -13,6 +13,7 @@ import typer
 from gpuserve.bench.load_plan import BenchOptionError
 from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.cli.option_types import keyword, with_options
+from gpuserve.cli.serve_command_line import given_name
 
 if TYPE_CHECKING:
     import enum
@@ -34,7 +35,7 @@ _OPTIONS: Final = (
             "host, host:port, or a URL with grpc://, grpcs://, http:// or https://. Default localhost.",
             "--server", "--url"),
     keyword(_SERVER, "protocol", str | None, None,
-            "Protocol, if --url has none. Default grpc.", metavar="grpc|http"),
+            "Protocol, if --server has none. Default grpc.", metavar="grpc|http"),
     keyword(_SERVER, "version", str, "",
             "Version of the model. Default: the server's choice.", "--model-version"),
     keyword(_SERVER, "headers", list[str] | None, None,
@@ -92,7 +93,7 @@ def bench(ctx: typer.Context, model: _Model, **_options: Any) -> None:
       gpuserve bench echo --shape x:16
       gpuserve bench echo --shape x:16 --rate 1000:5000:1000 --duration 20 --output report.html
       gpuserve bench writer --stream --data prompts.json --rate 20,40,80
-      gpuserve bench echo --url http://host:8000 --data requests.json --baseline earlier.json
+      gpuserve bench echo --server http://host:8000 --data requests.json --baseline earlier.json
     """
     run_and_exit(_run_bench, ctx)
 
@@ -102,7 +103,11 @@ def run_and_exit(work: Callable[[dict[str, Any]], int], ctx: typer.Context) -> N
     try:
         raise typer.Exit(work(dict(ctx.params)))
     except BenchOptionError as error:
-        raise typer.BadParameter(error.args[0], param_hint=error.option) from None
+        text, option = error.args[0], error.option
+        for name, *others in [one.opts for one in ctx.command.params]:
+            if (given := given_name(name, *others)) != name:
+                text, option = text.replace(name, given), option.replace(name, given)
+        raise typer.BadParameter(text, param_hint=option) from None
 
 
 def _run_bench(given: dict[str, Any]) -> int:
@@ -150,7 +155,7 @@ def _bench_target(given: dict[str, Any]) -> Target:
     options = ("tls_ca", "tls_cert", "tls_key", "tls_no_verify")
     wanted = ["--" + name.replace("_", "-") for name in options if given[name]]
     if wanted and not url.tls:
-        raise BenchOptionError(wanted[0], f"goes with --url grpcs:// or https://, given {url}")
+        raise BenchOptionError(wanted[0], f"goes with --server grpcs:// or https://, given {url}")
     if given["timeout_s"] <= 0:
         raise BenchOptionError("--timeout", f"expected more than 0 seconds, given {given['timeout_s']:g}")
     tls = ClientTlsFiles(given["tls_ca"], given["tls_cert"], given["tls_key"], not given["tls_no_verify"])

@@ -20,6 +20,7 @@ from gpuserve.cli.exit_codes import exit_code_of, report_error
 from gpuserve.cli.option_types import keyword, with_options
 from gpuserve.cli.serve_command_line import (
     flag_name,
+    former_flags,
     is_switch,
     negation,
     option_paths,
@@ -34,9 +35,7 @@ from gpuserve.config.problems import ConfigProblems, Origin
 from gpuserve.config.repositories import CallableFlags, is_callable_path
 from gpuserve.config.schema import key_at, kind_at
 from gpuserve.config.settings import logs
-from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import ModelLoadError
-from gpuserve.model.options import other_names
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -89,8 +88,8 @@ def _server_parameter(path: tuple[str, ...]) -> inspect.Parameter:
     kind: Any = bool if metavar is None else str
     more = {"metavar": metavar, "show_default": False}
     parameter, text = parameter_name(path), _key_help(path)
-    former = [flag_name((other,)) for other, name in other_names(ServerSettings).items() if (name,) == path]
-    return keyword(BlockCommand.BLOCKS, parameter, kind | None, None, text, name, *former, **more)
+    names = (name, *former_flags(path))
+    return keyword(BlockCommand.BLOCKS, parameter, kind | None, None, text, *names, **more)
 
 
 def _key_help(path: tuple[str, ...]) -> str:

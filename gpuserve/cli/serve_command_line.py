@@ -9,6 +9,7 @@ are parsed like environment variables (``null`` included).
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -18,6 +19,8 @@ from gpuserve.config.precedence import Override, from_text
 from gpuserve.config.problems import Origin
 from gpuserve.config.repositories import CallableFlags, is_callable_path
 from gpuserve.config.schema import keys_at, kind_at
+from gpuserve.config.settings.server import ServerSettings
+from gpuserve.model.options import other_names
 
 _LISTS: Final = ("--input", "--output", "--device")
 _NUMBERS: Final = ("--max-batch-size", "--instances")
@@ -101,8 +104,15 @@ def overrides(flags: Mapping[str, str | bool | None]) -> list[Override]:
             name = flag_name(path) if given else negation(path)
             found.append(Override(whole, given, name, Origin.FLAG))
         elif given is not None:
-            found.append(from_text(whole, given, flag_name(path), Origin.FLAG))
+            name = given_name(flag_name(path), *former_flags(path))
+            found.append(from_text(whole, given, name, Origin.FLAG))
     return found
+
+
+def given_name(*names: str) -> str:
+    """Return that of an option's names which is on the command line, or the first."""
+    words = {one.partition("=")[0] for one in sys.argv[1:]}
+    return next((one for one in names if one in words), names[0])
 
 
 def option_paths() -> list[tuple[str, ...]]:
@@ -118,6 +128,10 @@ def flag_name(path: tuple[str, ...]) -> str:
     """Return a key's flag, such as ``--http-port``; for a key of a mapping, both names are joined."""
     name = "_".join(path)
     return _RENAMED.get(name, "--" + name.replace("_", "-"))
+
+
+def former_flags(path: tuple[str, ...]) -> list[str]:
+    return [flag_name((other,)) for other, name in other_names(ServerSettings).items() if (name,) == path]
 
 
 def is_switch(path: tuple[str, ...]) -> bool:

@@ -122,8 +122,8 @@ def test_urls(url: str | None, protocol: str | None, found: str) -> None:
 @pytest.mark.parametrize(
     ("url", "protocol", "said"),
     [
-        ("ftp://x", None, "--url: Invalid url"),
-        ("http://x", "grpc", "--protocol: grpc does not go with --url http://x"),
+        ("ftp://x", None, "--server: Invalid url"),
+        ("http://x", "grpc", "--protocol: grpc does not go with --server http://x"),
         (None, "udp", "--protocol: expected grpc or http, given 'udp'"),
     ],
 )

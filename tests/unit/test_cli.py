@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import gpuserve
 
 from gpuserve import __version__
 from gpuserve.cli.app import run
@@ -94,6 +95,26 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     (tmp_path / "model.py").write_text(MODEL_FILE)
     (tmp_path / "config.yaml").write_text(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("bench", "m", "--server", "ftp://x"), "Invalid value for --server: Invalid url 'ftp://x'"),
+        (("bench", "m", "--url=ftp://x"), "Invalid value for --url: Invalid url 'ftp://x'"),
+        (
+            ("bench", "m", "--server", "http://x", "--protocol", "grpc"),
+            "grpc does not go with --server http://x",
+        ),
+        (("bench", "m", "--url", "http://x", "--tls-ca", "x"), "--tls-ca: goes with --url grpcs://"),
+        (("config", "config.yaml", "--ingress-processes", "-1"), "--ingress-processes: expected an integer"),
+        (("config", "config.yaml", "--doors", "-1"), "--doors: expected an integer"),
+    ],
+)
+def test_an_error_names_the_flag_by_the_name_that_was_given(arguments: tuple[str, ...], text: str) -> None:
+    done = gpuserve(*arguments)
+    assert done.status == ExitCode.USAGE
+    assert text in " ".join(done.stderr.replace("│", "").split())
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

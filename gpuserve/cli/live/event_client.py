@@ -126,7 +126,7 @@ class EventStream:
 
     @property
     def is_over(self) -> bool:
-        """True if no more events come: the server has ended and its events are read, or the stream is closed."""
+        """True if no more events come: the server has ended and all are read, or the stream is closed."""
         if self._has_server_ended and not self._past and (unread := self._receive()) is not None:
             self._past.append(unread)
         return self._is_closed or (self._has_server_ended and not self._past)
