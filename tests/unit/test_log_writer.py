@@ -38,8 +38,8 @@ def made(pipe: tuple[int, int]) -> Iterator[Callable[..., LineWriter]]:
     assert [one for one in threading.enumerate() if one.name == "gpuserve-log"] == []
 
 
-def gap(dropped: int) -> str:
-    return f"{dropped} dropped\n"
+def gap(dropped: int, reason: str) -> str:
+    return f"{dropped} dropped{reason and f' ({reason})'}\n"
 
 
 def accounted(taken: bytes) -> int:
@@ -99,6 +99,24 @@ def test_a_reader_that_went_away_stops_nobody(pipe: tuple[int, int], made: Calla
         writer.write(LINE)
     writer.flush(5.0)
     assert writer._nbytes == 0
+
+
+def test_lines_lost_on_a_full_disk_are_counted_once_there_is_room(
+    pipe: tuple[int, int], made: Callable[..., LineWriter]
+) -> None:
+    read_fd, write_fd = pipe
+    room, full = os.dup(write_fd), os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, write_fd)
+    os.close(full)
+    writer = made()
+    for _ in range(3):
+        writer.write(LINE)
+        writer.flush(5.0)
+    os.dup2(room, write_fd)
+    os.close(room)
+    writer.write("after\n")
+    writer.flush(5.0)
+    assert os.read(read_fd, 1 << 16) == b"after\n3 dropped (No space left on device)\n"
 
 
 def test_a_pipe_that_does_not_block_loses_nothing(

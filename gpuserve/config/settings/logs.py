@@ -81,10 +81,10 @@ _FLUSH_TIMEOUT_S: Final = 1.0
 class LineWriter:
     """A queue of lines and a thread that writes them to a descriptor that may block, such as an unread pipe.
     Callers never wait. When the queue is full, new lines are dropped until half of the queue is written;
-    ``gap`` returns the line with the number of dropped lines.
+    ``gap`` returns the line with the number of lost lines, and the error that prevented their writing, or "".
     """
 
-    def __init__(self, fd: int, gap: Callable[[int], str], max_nbytes: int = MAX_QUEUED_NBYTES) -> None:
+    def __init__(self, fd: int, gap: Callable[[int, str], str], max_nbytes: int = MAX_QUEUED_NBYTES) -> None:
         self._fd = fd
         self._gap = gap
         self._max_nbytes = max_nbytes
@@ -132,14 +132,21 @@ class LineWriter:
     def _run(self) -> None:
         # Only the main thread handles signals; a signal in this thread would not wake it.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        failed, reason = 0, ""
         while lines := self._next():
-            with contextlib.suppress(OSError):  # the reader is gone, which must not end the server
+            try:
                 self._write(b"".join(lines))
+            except OSError as error:  # the reader is gone, or a disk is full, which must not end the server
+                lost, failed, reason = 0, failed + len(lines), str(error.strerror)
+            else:
+                lost, failed = failed, 0
             with self._changed:
                 self._nbytes -= sum(map(_cost, lines))
+                if lost:
+                    self._put(self._gap(lost, reason).encode())
                 if self._dropped and self._nbytes <= self._max_nbytes // 2:
                     dropped, self._dropped = self._dropped, 0
-                    self._put(self._gap(dropped).encode())
+                    self._put(self._gap(dropped, "").encode())
                 self._changed.notify_all()
 
     def _next(self) -> list[bytes]:
@@ -225,8 +232,8 @@ class LogStream(logging.Handler):
             self._writer.close()
         super().close()
 
-    def _gap(self, dropped: int) -> str:
-        text = f"dropped {dropped} lines of the log: nothing reads stderr"
+    def _gap(self, dropped: int, reason: str) -> str:
+        text = f"dropped {dropped} lines of the log: {reason or 'nothing reads stderr'}"
         fields = {"name": ROOT, "levelno": logging.WARNING, "levelname": "WARNING", "msg": text}
         return f"{self.format(logging.makeLogRecord(fields))}\n"
 
