@@ -20,4 +20,4 @@ def _load() -> process_setup.ProcessKind:
 
 
 if __name__ == "__main__":
-    process_setup.run_process(int(sys.argv[1]), int(sys.argv[2]), _load)
+    process_setup.run_process(b"gs:front", int(sys.argv[1]), int(sys.argv[2]), _load)

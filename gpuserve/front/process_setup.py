@@ -29,6 +29,7 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
 #: malloc reuses request bodies up to this size. glibc's default (128 KiB, dynamic) maps and faults every 1
 #: MiB body anew, which halved the throughput of such requests. Larger bodies are returned to the kernel at
 #: once: they left holes in the heap.
@@ -51,9 +52,11 @@ class LongProcess(Protocol):
 ProcessKind = Callable[[socket.socket, Callable[["ServerSettings"], None], Callable[[], None]], LongProcess]
 
 
-def run_process(control_fd: int, stacks_fd: int, load: Callable[[], ProcessKind]) -> None:
-    """Run the kind of process that ``load`` imports. A signal writes its stacks to ``stacks_fd``."""
-    _before_imports()
+def run_process(title: bytes, control_fd: int, stacks_fd: int, load: Callable[[], ProcessKind]) -> None:
+    """Run the kind of process that ``load`` imports. A signal writes its stacks to ``stacks_fd``. ``top`` and
+    ``ps`` show the title.
+    """
+    _before_imports(title)
     show_on_signal(stacks_fd)
     os.set_inheritable(control_fd, False)
     import uvloop
@@ -88,13 +91,14 @@ def on_callback_error(
     return log
 
 
-def _before_imports() -> None:
+def _before_imports(title: bytes) -> None:
     """Prepare the process before its imports. The kernel kills the process when its parent dies."""
     # numpy's OpenBLAS starts a thread for each core, which spins, and a front multiplies no matrices.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     gc.disable()  # imported objects stay: looking for garbage meanwhile takes an eighth of the start-up
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_NAME, title)
     libc.mallopt(_M_MMAP_THRESHOLD, _REUSED_NBYTES)
     libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_NBYTES)
     # The heaps of other threads keep this much each when the threads end, and ``malloc_trim`` does not

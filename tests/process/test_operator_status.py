@@ -52,6 +52,7 @@ def test_a_server_that_serves(shared: OperatedServer) -> None:
     assert (server["name"], server["version"], server["pid"]) == ("gpuserve", __version__, shared.pid)
     assert (server["state"], server["service"], server["ready"]) == ("SERVING", "IN_SERVICE", True)
     assert server["front"] == {"pid": shared.front, "restarts": 0, "answers": True}
+    assert Path(f"/proc/{shared.front}/comm").read_text() == "gs:front\n"
     assert server["addresses"]["http"] == f"http://{shared.addresses['HTTP']}"
     assert Path(server["config"]).is_absolute()
     assert server["config"].endswith("config.yaml")

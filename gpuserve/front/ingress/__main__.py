@@ -17,4 +17,4 @@ def _load() -> process_setup.ProcessKind:
 
 
 if __name__ == "__main__":
-    process_setup.run_process(int(sys.argv[1]), _STDERR, _load)
+    process_setup.run_process(b"gs:ingress", int(sys.argv[1]), _STDERR, _load)
