@@ -25,6 +25,7 @@ SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = {
     "max_batch": ("max_batch_size",),
     "timeout": ("execution_timeout_s", "default_timeout_us"),
     "max_delay": ("max_queue_delay_us",),
+    "delay": ("max_queue_delay_us",),
     "type": ("dtype",),
     "datatype": ("dtype",),
     "dims": ("shape",),
