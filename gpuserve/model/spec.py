@@ -50,8 +50,10 @@ _HEADER_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]*")
 
 
 def check_model_name(name: object) -> str:
-    """Return a model's name; raise BindError if it is empty, too long, or has wrong characters."""
-    if not isinstance(name, str) or not name:
+    """Return a model's name; raise BindError if it is no text, empty, too long, or has wrong characters."""
+    if not isinstance(name, str | None):
+        raise BindError(f"Model name must be a string, got an object of type {type(name).__name__}")
+    if not name:
         raise BindError("Model name cannot be empty")
     if MODEL_NAME.fullmatch(name) is None:
         raise BindError(
