@@ -200,6 +200,8 @@ def test_asynchronous_code_follows_as_well(shared: OperatedServer) -> None:
 def test_who_follows_wrongly_is_told(shared: OperatedServer) -> None:
     with pytest.raises(InvalidArgument, match="no event 'instance_dead'; did you mean 'instance_died'"):
         following(shared, "instance_dead")
+    with pytest.raises(InvalidArgument, match="no event 'instance_dead'; did you mean 'instance_died'"):
+        package.events(shared.addresses["HTTP"], "instance_dead")
     with pytest.raises(ControlError, match="no server of this user runs at localhost:1"):
         package.events("localhost:1")
     found = gpuserve("events", "instance_dead", server=shared)

@@ -33,7 +33,7 @@ _NO_RECONNECT_MS: Final = 1 << 30
 @explained
 def events(
     server: str | None = None,
-    kinds: Iterable[str | EventKind] = (),
+    kinds: str | Iterable[str | EventKind] = (),
     *,
     model: str | None = None,
     past: bool = False,
@@ -46,7 +46,7 @@ def events(
 
     Args:
         server: one of the server's ports, such as "localhost:8000"; None is the only server of this user.
-        kinds: kinds of events; none means all but "log" and "sample", which are frequent.
+        kinds: kinds of events, or a single one; none means all but "log" and "sample", which are frequent.
         model: only events of this model.
         past: start with the events that the server has kept, the last 500 at most.
 
@@ -54,7 +54,8 @@ def events(
         ControlError: there is no such server, there are several, or the server does not publish events.
         InvalidArgument: there is no such kind.
     """
-    return EventStream(server, chosen_kinds(kinds), model=model, past=past)
+    chosen = chosen_kinds([kinds] if isinstance(kinds, str) else kinds)
+    return EventStream(server, chosen, model=model, past=past)
 
 
 def chosen_kinds(names: Iterable[str | EventKind]) -> frozenset[EventKind]:
