@@ -143,6 +143,8 @@ def _checked_warmup(one: ModelWarmup) -> tuple[int, int]:
             raise BadModelConfig(f"{at} must be a WarmupInput, got an object of type {type(given).__name__}")
         for key in ("dtype", "shape", "values"):
             checked(rows(WarmupInput)[key], getattr(given, key), f"{at}: {key}")
+        if not isinstance(given.file, str | os.PathLike | None):
+            raise BadModelConfig(f"{at}: file must be a path, got {given.file!r:.100}")
         if not (given.zero_data or given.random_data or given.file or given.values):
             text = (
                 "One of 'zero_data', 'random_data', or 'input_data_file' must be provided for warmup input."
@@ -312,16 +314,17 @@ def ensemble_spec(
 ) -> ModelSpec:
     """Return the ensemble of ``Server.ensemble()``'s arguments, models unchecked; raise BindError."""
     check_model_name(name)
-    if any(isinstance(one, Tensor) and one.memory is not None for one in inputs):
+    input_specs, output_specs = tensor_specs(inputs, "INPUT"), tensor_specs(outputs, "OUTPUT")
+    if any(one.memory is not None for one in inputs):
         raise BadModelConfig(f"ensemble {name!r}: memory is for the inputs of the models of its steps")
-    output_specs, where = tensor_specs(outputs, "OUTPUT"), f"ensemble {name!r}: steps"
+    where = f"ensemble {name!r}: steps"
     if not isinstance(steps, Sequence) or not steps or not all(isinstance(one, Step) for one in steps):
         raise BadModelConfig(f"{where} must be a non-empty list of Step, got {steps!r:.200}")
     with value_errors_as_bad_config():
         spec = ModelSpec(
             name=name,
             version=_option("version", version),
-            inputs=tensor_specs(inputs, "INPUT"),
+            inputs=input_specs,
             outputs=output_specs,
             max_batch_size=_option("max_batch_size", max_batch_size),
             decoupled=_option("decoupled", decoupled),

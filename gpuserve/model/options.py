@@ -318,7 +318,7 @@ def _values(table: type, given: Any, where: str, written: Mapping[type, type]) -
         return given
     wanted = written.get(table, table)
     if not isinstance(given, wanted | table):
-        raise ValueError(f"{where.rstrip('.')} must be a {wanted.__name__}, got {_type_of(given)}")
+        raise ValueError(f"{where.rstrip('.')} must be a {_public_name(wanted)}, got {_type_of(given)}")
     fields = dataclasses.fields(given)  # type: ignore[arg-type]  # a table is a dataclass
     return {one.name: getattr(given, one.name) for one in fields}
 
@@ -336,7 +336,8 @@ def _checked(hint: Any, option: Option, value: Any, name: str, written: Mapping[
     if dataclasses.is_dataclass(hint):
         table = typing.cast(type, hint)
         if written and isinstance(value, Mapping):  # a program writes objects
-            raise ValueError(f"{name} must be a {written.get(table, table).__name__}, got {_type_of(value)}")
+            wanted = _public_name(written.get(table, table))
+            raise ValueError(f"{name} must be a {wanted}, got {_type_of(value)}")
         return declared(table, value, f"{name}.", written)
     if (pair := key_and_value(hint)) is not None:
         return tuple(_pairs(pair, option, value, name, written))
@@ -393,10 +394,15 @@ def _pairs(
 
 def _listed(kind: Any, option: Option, written: Mapping[type, type]) -> str:
     if dataclasses.is_dataclass(kind):
-        return written.get(typing.cast(type, kind), typing.cast(type, kind)).__name__
+        return _public_name(written.get(typing.cast(type, kind), typing.cast(type, kind)))
     if option.words:
         return f"any of {', '.join(map(repr, option.words))}"
     return f"{'integers' if kind is int else 'strings'}{bounds(option)}"
+
+
+def _public_name(table: type) -> str:
+    """Return the name by which programs import a table: ``Queue`` is ``QueueSpec``."""
+    return table.__name__.removesuffix("Spec")
 
 
 def _type_of(value: Any) -> str:

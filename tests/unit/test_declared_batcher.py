@@ -312,6 +312,7 @@ def test_a_warmup_of_a_model_that_does_not_batch_or_has_no_inputs() -> None:
         (ModelWarmup("w", 1, {"z": ZEROS}), "the model has no input 'z'; its inputs are x, y"),
         (ModelWarmup("w", 1, {}), "warm-up 'w': the input 'x' is missing"),
         (ModelWarmup("w", 1, [ZEROS]), "inputs must be a mapping of names to WarmupInput"),  # type: ignore[arg-type]
+        (ModelWarmup("w", 1, {"x": WarmupInput(file=5)}), "input 'x': file must be a path, got 5"),  # type: ignore[arg-type]
         (ModelWarmup("w", 1, {"x": 3}), "input 'x' must be a WarmupInput"),  # type: ignore[dict-item]
         (
             ModelWarmup("w", 1, {"x": WarmupInput(np.int8, (2, 3), True)}),

@@ -10,7 +10,7 @@ import pytest
 from bound import free_server
 from serving import GPUSERVE
 
-from gpuserve import Step, Tensor
+from gpuserve import Server, Step, Tensor
 from gpuserve.config.load import load_file
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.core.errors import BindError, InvalidArgument
@@ -120,6 +120,11 @@ def test_changes_of_a_load_request(tmp_path: Path) -> None:
 
 
 X, Y = Tensor((-1,), "float32", "INPUT_1"), Tensor((-1,), "float32", "y")
+
+
+def test_tensors_that_are_none() -> None:
+    with pytest.raises(BindError, match="inputs must be a list of Tensor, got 5"):
+        Server().ensemble("e", 5, [Y], [Step("m", {}, {})])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
