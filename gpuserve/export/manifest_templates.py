@@ -38,16 +38,6 @@ def value_of(part: Any) -> Any:
     return part.value if isinstance(part, Reasoned) else part
 
 
-def without_reasons(tree: Any) -> Any:
-    """Return the tree of dicts, lists and scalars without any reasons."""
-    tree = value_of(tree)
-    if isinstance(tree, dict):
-        return {key: without_reasons(one) for key, one in tree.items()}
-    if isinstance(tree, list):
-        return [without_reasons(one) for one in tree]
-    return tree
-
-
 def fill_template(template: str, values: Mapping[str, Any]) -> list[Any]:
     """Return the documents of a template by its path, with comments as ``Reasoned``. Raise KeyError if a
     placeholder has no value.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from gpuserve.export.manifest_templates import Reasoned, without_reasons, yaml_text
+from gpuserve.export.manifest_templates import Reasoned, value_of, yaml_text
 
 _TRICKY = (
     "yes", "NO", "1", "1e3", "0x1", "0o7", "1_000", ".5", "1:30", "2020-01-01", "null", "~", "", " ", "a: b",
@@ -47,3 +47,13 @@ def test_reasons_stand_above_what_they_are_about() -> None:
 )
 def test_only_what_needs_quotes_has_them(text: str, shown: str) -> None:
     assert yaml_text([{"key": text}]) == f"key: {shown}\n"
+
+
+def without_reasons(tree: Any) -> Any:
+    """Return the tree of dicts, lists and scalars without any reasons."""
+    tree = value_of(tree)
+    if isinstance(tree, dict):
+        return {key: without_reasons(one) for key, one in tree.items()}
+    if isinstance(tree, list):
+        return [without_reasons(one) for one in tree]
+    return tree
