@@ -61,7 +61,7 @@ def run_bench(
             raise BenchOptionError("--shared-memory", text)
         requests = [Tensors(arrays) for arrays in preparation.request_arrays(model, run.data)]
         if run.memory is not SharedMemory.NONE:
-            regions = stack.enter_context(SharedRegions(run.memory, control))
+            regions = SharedRegions(run.memory, control, stack)
             arrays = [dict(one.arrays) for one in requests]
             rates = [one for one in run.plan.levels if one.kind is LoadKind.RATE]
             most = run.plan.max_in_flight if rates else int(max(one.value for one in run.plan.levels))

@@ -105,7 +105,8 @@ class SharedMemory(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     """The levels of a run and their measurement. ``stable`` may end a level before ``duration_s``. If
-    ``connections`` is None, the protocol and the level decide. ``max_in_flight`` limits an open loop.
+    ``connections`` is None, the protocol and the level decide. ``max_in_flight`` limits an open loop. Raises
+    BenchOptionError unless the duration is above 0 and the warm-up not negative.
     """
 
     levels: tuple[LoadLevel, ...]
@@ -119,6 +120,12 @@ class LoadPlan:
     drain_s: float = 5.0
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not self.duration_s > 0:
+            raise BenchOptionError("--duration", f"expected seconds, given {self.duration_s:g}")
+        if not self.warmup_s >= 0:
+            raise BenchOptionError("--warmup", f"expected seconds, given {self.warmup_s:g}")
+
     def connections_of(self, level: LoadLevel, protocol: str) -> int:
         """Return the number of connections of one process for its share of a level."""
         if self.connections is not None:
@@ -128,14 +135,6 @@ class LoadPlan:
         if protocol == "http":
             return int(level.value)
         return math.ceil(level.value / _GRPC_CALLS_A_CONNECTION)
-
-
-def check_times(duration_s: float, warmup_s: float) -> None:
-    """Raise BenchOptionError unless the duration is above 0 and the warm-up not negative."""
-    if not duration_s > 0:
-        raise BenchOptionError("--duration", f"expected seconds, given {duration_s:g}")
-    if not warmup_s >= 0:
-        raise BenchOptionError("--warmup", f"expected seconds, given {warmup_s:g}")
 
 
 def default_processes(cores: int) -> int:

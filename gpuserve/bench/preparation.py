@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
@@ -163,21 +162,13 @@ _CUDA_DEVICE: Final = 0
 
 
 class SharedRegions:
-    """The shared memory regions of a run. Raises BenchError without a GPU or a package."""
+    """The shared memory of a run, until ``stack`` is closed. Raises BenchError without a GPU or a package."""
 
-    def __init__(self, kind: SharedMemory, control: ServerControl) -> None:
+    def __init__(self, kind: SharedMemory, control: ServerControl, stack: contextlib.ExitStack) -> None:
         self._is_cuda = kind is SharedMemory.CUDA
         self._control = control
         self._library = _memory_library(self._is_cuda)
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> SharedRegions:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+        self._stack = stack
 
     def add(self, role: str, nbytes: int, content: bytes = b"") -> str:
         """Create and register a region, and return its name. Raise BenchError if that fails."""

@@ -155,12 +155,10 @@ def _request_data(given: dict[str, Any], inputs: set[str]) -> RequestData:
 
 
 def _load_plan(given: dict[str, Any]) -> Any:
-    from gpuserve.bench.load_plan import LoadKind, LoadPlan, check_times, default_processes, parse_levels
-    from gpuserve.bench.request_payloads import PROTOCOLS
+    from gpuserve.bench.load_plan import LoadKind, LoadPlan, default_processes, parse_levels
+    from gpuserve.bench.request_payloads import parse_url
 
-    if given["protocol"] not in PROTOCOLS:
-        raise BenchOptionError("--protocol", f"expected grpc or http, given {given['protocol']!r}")
-    check_times(given["duration_s"], given["warmup_s"])
+    parse_url(None, given["protocol"])  # raises BenchOptionError for another protocol
     levels = parse_levels(LoadKind.CONCURRENCY, given["concurrency"])
     return LoadPlan(
         tuple(sorted(levels, key=lambda one: one.value)),
