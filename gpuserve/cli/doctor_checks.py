@@ -29,7 +29,7 @@ from gpuserve.config.triton.load import load_target
 from gpuserve.devices.mps import missing_daemon
 from gpuserve.devices.names import CPU, OFF, ON
 from gpuserve.devices.placement import n_processors
-from gpuserve.model.placement import ServerDevices, cores_of_instances, installed_cupy, n_threads, overload
+from gpuserve.model.placement import ServerDevices, cores_of_instances, installed_cupy, n_threads, overloads
 from gpuserve.supervisor.control.operator_client import PortHolder, holder_of, listening_names, running
 from gpuserve_worker.memory.segments import available_nbytes
 
@@ -375,9 +375,8 @@ def _config_findings(
     broken = [one for error in configuration.broken.values() for one in error.problems]
     found += _problem_findings(broken, is_fatal=settings.exit_on_error)
     instances = [one for model in configuration.models for one in model.instances]
-    cores = cores_of_instances(n_processors(), settings.ingress_processes)
-    if text := overload(instances, cores):
-        found.append(_warning("config", text))
+    processors, ingress_processes = n_processors(), settings.ingress_processes
+    found += [_warning("config", one) for one in overloads(instances, processors, ingress_processes)]
     on_gpus = [one for one in instances if one.device != CPU]
     needs_mps = settings.mps == ON or any(one.gpu_share for one in on_gpus)
     if on_gpus and needs_mps and settings.mps != OFF and (text := missing_daemon()):
@@ -390,6 +389,7 @@ def _config_findings(
             text = f"requests share a batch if the sizes of {', '.join(free)} are equal"
             more = "for others see ragged inputs in docs/how-to/batching.md"
             yield _ok("config", f"model {model.name!r}: {text}; {more}")
+    cores = cores_of_instances(processors, ingress_processes)
     threads = sorted({n_threads(one, instances, cores) for one in instances})
     shown = ", ".join(map(str, threads))
     yield _ok("config", f"threads of numerical libraries in an instance: {shown}")

@@ -296,15 +296,20 @@ def thread_variables(instance: InstanceSpec, threads: int) -> dict[str, str]:
     return {} if THREADS_VARIABLE in os.environ else {THREADS_VARIABLE: f"{threads}"}
 
 
-def overload(instances: Sequence[InstanceSpec], cores: float) -> str:
-    """Return a sentence about instances that together have more threads than there are cores, or ""."""
+def overloads(instances: Sequence[InstanceSpec], processors: float, ingress_processes: int) -> Iterator[str]:
+    """Yield a sentence for each part of a server with more threads or processes than there are cores."""
+    if ingress_processes > max(1, processors):
+        yield (
+            f"{ingress_processes} ingress processes have {processors:g} cores, and wait for each other: "
+            "lower ingress_processes, where 1 means none"
+        )
+    cores = cores_of_instances(processors, ingress_processes)
     total = sum(n_threads(one, instances, cores) * one.ranks for one in instances)
-    if total <= max(cores, sum(one.ranks for one in instances)):
-        return ""
-    return (
-        f"{len(instances)} instances have {total} threads for {cores:g} cores, and wait for each other: "
-        f"lower instances[].threads or {THREADS_VARIABLE}"
-    )
+    if total > max(cores, sum(one.ranks for one in instances)):
+        yield (
+            f"{len(instances)} instances have {total} threads for {cores:g} cores, and wait for each other: "
+            f"lower instances[].threads or {THREADS_VARIABLE}"
+        )
 
 
 _EXTRAS: Final = "pip install 'gpuserve[cuda12]' or 'gpuserve[cuda13]'"

@@ -17,7 +17,7 @@ from gpuserve.core.errors import BindError, GpuserveError, ModelUnrecoverable, S
 from gpuserve.core.event_log import OBSERVED_BY_FRONT, EventKind, EventLog
 from gpuserve.devices.mps import MpsDaemon
 from gpuserve.devices.placement import n_processors
-from gpuserve.model.placement import ServerDevices, cores_of_instances, n_threads, overload
+from gpuserve.model.placement import ServerDevices, cores_of_instances, n_threads, overloads
 from gpuserve.model.spec import RESTART_WORKER, InstanceSpec, ModelSpec
 from gpuserve.supervisor.attach.attached_programs import AttachedModels
 from gpuserve.supervisor.control import front_messages as messages
@@ -291,7 +291,8 @@ class Supervisor(WorkerEvents):
         lifecycle, mps = ServerLifecycle(events), MpsDaemon(settings.mps)
         self._core = ServerCore(lifecycle, live_settings, reactor, listeners, front, events, lines, mps)
         self._declared = DeclaredModels(models)
-        cores = cores_of_instances(n_processors(), settings.ingress_processes)
+        processors, ingress_processes = n_processors(), settings.ingress_processes
+        cores = cores_of_instances(processors, ingress_processes)
 
         def instances() -> list[InstanceSpec]:
             return self._parts.models.table.instances()
@@ -314,7 +315,7 @@ class Supervisor(WorkerEvents):
         self._parts.models.missing += wanted_at_start(broken, settings.load_at_start)
         for spec in loaded_at_start(models, settings.load_at_start):
             self._parts.models.table.add(spec, served=True)
-        if text := overload(self._parts.models.table.instances(), cores):
+        for text in overloads(self._parts.models.table.instances(), processors, ingress_processes):
             logger.warning("%s", text)
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuserve.model.placement import cores_of_instances, n_threads, overload
+from gpuserve.model.placement import cores_of_instances, n_threads, overloads
 from gpuserve.model.spec import InstanceSpec
 
 
@@ -43,4 +43,13 @@ def test_shares(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     made = instances(*each)
     assert [n_threads(one, made, cores) for one in made] == threads
-    assert bool(overload(made, cores)) is (sum(threads) > max(cores, len(each)))
+    assert any(overloads(made, cores, 1)) is (sum(threads) > max(cores, len(each)))
+
+
+@pytest.mark.parametrize(("ingress", "processors", "warned"), [(1, 0.5, 0), (2, 2.0, 0), (4, 2.0, 1)])
+def test_more_ingress_processes_than_cores_are_warned_of(
+    ingress: int, processors: float, warned: int
+) -> None:
+    found = list(overloads(instances({"threads": 1}), processors, ingress))
+    assert len(found) == warned
+    assert all("4 ingress processes have 2 cores" in one for one in found)
