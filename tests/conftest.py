@@ -56,7 +56,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function on an event loop of its own."""
+    """Run a test that is a coroutine function, or each example of it, on an event loop of its own."""
+    by_example = getattr(pyfuncitem.obj, "hypothesis", None)
+    if by_example is not None and inspect.iscoroutinefunction(coroutine := by_example.inner_test):
+        by_example.inner_test = lambda *args, **kwargs: asyncio.run(coroutine(*args, **kwargs))
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -260,15 +260,14 @@ def _driver(spec: ModelSpec) -> ModelDriver:
     )
 
 
-def play(spec: ModelSpec, story: Callable[[Scene], Awaitable[None]], **more: Any) -> None:
-    async def run() -> None:
-        scene = Scene(spec, **more)
-        try:
-            await scene.settle()
-            await story(scene)
-            await scene.check_nothing_is_left()
-        finally:
-            scene.close()
-            await asyncio.sleep(0)
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def played(spec: ModelSpec, **more: Any) -> AsyncIterator[Scene]:
+    """A scene after whose end nothing may be left."""
+    scene = Scene(spec, **more)
+    try:
+        await scene.settle()
+        yield scene
+        await scene.check_nothing_is_left()
+    finally:
+        scene.close()
+        await asyncio.sleep(0)

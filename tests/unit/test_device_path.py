@@ -4,12 +4,13 @@ die.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
 import pytest
 from device_scene import ON_GPU, Gpus, ensemble, on_gpu
-from ensemble_scene import LARGE, SMALL, Scene, play
+from ensemble_scene import LARGE, SMALL, Scene, played
 from exploring import examples
 from graphs import MEMBERS, ensembles
 from hypothesis import HealthCheck, given, settings
@@ -23,8 +24,8 @@ from gpuserve_worker.protocol import wire
 CHAIN = ensemble(step("m11", "x", "a"), step("m11", "a", "b"), step("m11", "b", "y"))
 
 
-def play_on_gpus(spec: ModelSpec, story: Any, *members: ModelSpec) -> None:
-    play(spec, story, members=members or tuple(ON_GPU.values()), worker=Gpus().worker)
+def played_on_gpus(spec: ModelSpec, *members: ModelSpec) -> contextlib.AbstractAsyncContextManager[Scene]:
+    return played(spec, members=members or tuple(ON_GPU.values()), worker=Gpus().worker)
 
 
 async def ask(scene: Scene, *, width: int = LARGE, times: int = 1) -> list[wire.Run]:
@@ -52,10 +53,10 @@ def kinds(runs: list[wire.Run]) -> set[type]:
 
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ensembles(), st.lists(st.tuples(STEPS, st.booleans()), max_size=25))
-def test_whatever_happens_each_request_is_answered_and_all_memory_is_free(
+async def test_whatever_happens_each_request_is_answered_and_all_memory_is_free(
     spec: ModelSpec, steps: list[Any]
 ) -> None:
-    async def story(scene: Scene) -> None:
+    async with played_on_gpus(spec) as scene:
         await acquainted(scene)
         for one, at_once in steps:
             await act(scene, one)
@@ -64,11 +65,9 @@ def test_whatever_happens_each_request_is_answered_and_all_memory_is_free(
         await scene.finish()
         scene.look()
 
-    play_on_gpus(spec, story)
 
-
-def test_the_first_requests_go_by_the_host_and_the_others_do_not() -> None:
-    async def story(scene: Scene) -> None:
+async def test_the_first_requests_go_by_the_host_and_the_others_do_not() -> None:
+    async with played_on_gpus(CHAIN) as scene:
         assert kinds(await ask(scene)) == {wire.Loan}
         await acquainted(scene)
         runs = await ask(scene)
@@ -77,34 +76,26 @@ def test_the_first_requests_go_by_the_host_and_the_others_do_not() -> None:
         lent = scene.workers["m11"].lent  # type: ignore[attr-defined]
         assert len(lent) == 1
 
-    play_on_gpus(CHAIN, story)
 
-
-def test_what_several_read_is_copied_by_each() -> None:
-    async def story(scene: Scene) -> None:
+async def test_what_several_read_is_copied_by_each() -> None:
+    fan = ensemble(step("m11", "x", "a"), step("m11", "a", "b"), step("m21", "a b", "y"))
+    async with played_on_gpus(fan) as scene:
         await acquainted(scene)
         one, two = await ask(scene)
         in_place = [wire.payload(tensor[3]).in_place for tensor in (*one.inputs, *two.inputs)]  # type: ignore[union-attr]
         assert in_place == [False, False, True]  # a, and for the last step a and b
 
-    fan = ensemble(step("m11", "x", "a"), step("m11", "a", "b"), step("m21", "a b", "y"))
-    play_on_gpus(fan, story)
 
-
-def test_small_tensors_travel_in_messages() -> None:
-    async def story(scene: Scene) -> None:
+async def test_small_tensors_travel_in_messages() -> None:
+    async with played_on_gpus(CHAIN) as scene:
         await acquainted(scene)
         assert kinds(await ask(scene, width=SMALL)) == {bytes}
 
-    play_on_gpus(CHAIN, story)
 
-
-def test_an_output_of_the_ensemble_goes_to_the_host() -> None:
-    async def story(scene: Scene) -> None:
+async def test_an_output_of_the_ensemble_goes_to_the_host() -> None:
+    async with played_on_gpus(ensemble(step("m11", "x", "a"), step("m11", "a", "y"), outputs="a y")) as scene:
         await acquainted(scene)
         assert kinds(await ask(scene)) == {wire.Loan}
-
-    play_on_gpus(ensemble(step("m11", "x", "a"), step("m11", "a", "y"), outputs="a y"), story)
 
 
 @pytest.mark.parametrize(
@@ -116,38 +107,35 @@ def test_an_output_of_the_ensemble_goes_to_the_host() -> None:
     ],
     ids=str,
 )
-def test_what_not_all_can_read_goes_by_the_host(change: dict[str, Any]) -> None:
-    async def story(scene: Scene) -> None:
+async def test_what_not_all_can_read_goes_by_the_host(change: dict[str, Any]) -> None:
+    other = dataclasses.replace(on_gpu(MEMBERS["m11"], **change), name="other")
+    async with played_on_gpus(
+        ensemble(step("m11", "x", "a"), step("other", "a", "y")), ON_GPU["m11"], other
+    ) as scene:
         await acquainted(scene)
         assert kinds(await ask(scene)) == {wire.Loan}
 
-    other = dataclasses.replace(on_gpu(MEMBERS["m11"], **change), name="other")
-    play_on_gpus(ensemble(step("m11", "x", "a"), step("other", "a", "y")), story, ON_GPU["m11"], other)
 
-
-def test_what_a_cpu_made_goes_by_the_host() -> None:
-    async def story(scene: Scene) -> None:
+async def test_what_a_cpu_made_goes_by_the_host() -> None:
+    made = dataclasses.replace(on_gpu(MEMBERS["m11"], device="cpu"), name="made")
+    async with played_on_gpus(
+        ensemble(step("made", "x", "a"), step("m11", "a", "y")), made, ON_GPU["m11"]
+    ) as scene:
         await acquainted(scene)
         assert kinds(await ask(scene)) == {wire.Loan}
         assert not any(one.kept for run in scene.workers["made"].heard for one in wire.requests(run.requests))
 
-    made = dataclasses.replace(on_gpu(MEMBERS["m11"], device="cpu"), name="made")
-    play_on_gpus(ensemble(step("made", "x", "a"), step("m11", "a", "y")), story, made, ON_GPU["m11"])
 
-
-def test_what_cannot_be_opened_goes_by_the_host() -> None:
+async def test_what_cannot_be_opened_goes_by_the_host() -> None:
     gpus = Gpus()
     gpus.out_of_reach = True
-
-    async def story(scene: Scene) -> None:
+    async with played(CHAIN, members=tuple(ON_GPU.values()), worker=gpus.worker) as scene:
         await acquainted(scene)
         assert kinds(await ask(scene)) == {wire.Loan}
 
-    play(CHAIN, story, members=tuple(ON_GPU.values()), worker=gpus.worker)
 
-
-def test_a_new_worker_is_asked_first() -> None:
-    async def story(scene: Scene) -> None:
+async def test_a_new_worker_is_asked_first() -> None:
+    async with played_on_gpus(CHAIN) as scene:
         await acquainted(scene)
         await act(scene, ("die", 0))
         await scene.settle()
@@ -155,11 +143,12 @@ def test_a_new_worker_is_asked_first() -> None:
         await acquainted(scene)
         assert kinds(await ask(scene)) == {wire.DeviceLoan}
 
-    play_on_gpus(CHAIN, story)
 
-
-def test_a_tensor_outlives_the_worker_that_made_it() -> None:
-    async def story(scene: Scene) -> None:
+async def test_a_tensor_outlives_the_worker_that_made_it() -> None:
+    other = dataclasses.replace(ON_GPU["m11"], name="other")
+    async with played_on_gpus(
+        ensemble(step("m11", "x", "a"), step("other", "a", "y")), ON_GPU["m11"], other
+    ) as scene:
         await acquainted(scene)
         scene.submit(1, LARGE, 5)
         await scene.settle()
@@ -173,13 +162,13 @@ def test_a_tensor_outlives_the_worker_that_made_it() -> None:
         scene.look()
         assert scene.answered == 4
 
-    other = dataclasses.replace(ON_GPU["m11"], name="other")
-    play_on_gpus(ensemble(step("m11", "x", "a"), step("other", "a", "y")), story, ON_GPU["m11"], other)
-
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_reader_that_dies_is_asked_again_where_it_had_a_copy(shared: bool) -> None:
-    async def story(scene: Scene) -> None:
+async def test_a_reader_that_dies_is_asked_again_where_it_had_a_copy(shared: bool) -> None:
+    other = dataclasses.replace(ON_GPU["m11"], name="other")
+    last = step("m21", "a b", "y") if shared else step("m21", "b b", "y")
+    spec = ensemble(step("m11", "x", "a"), step("other", "a", "b"), last)
+    async with played_on_gpus(spec, *ON_GPU.values(), other) as scene:
         await acquainted(scene)
         pending = scene.submit(1, LARGE, 5)
         await scene.settle()
@@ -193,14 +182,12 @@ def test_a_reader_that_dies_is_asked_again_where_it_had_a_copy(shared: bool) -> 
         assert (pending.answer.exception() is None) is shared
         scene.look()
 
+
+async def test_a_reader_that_was_exchanged_meanwhile_is_not_given_what_it_cannot_read() -> None:
     other = dataclasses.replace(ON_GPU["m11"], name="other")
-    last = step("m21", "a b", "y") if shared else step("m21", "b b", "y")
-    spec = ensemble(step("m11", "x", "a"), step("other", "a", "b"), last)
-    play_on_gpus(spec, story, *ON_GPU.values(), other)
-
-
-def test_a_reader_that_was_exchanged_meanwhile_is_not_given_what_it_cannot_read() -> None:
-    async def story(scene: Scene) -> None:
+    async with played_on_gpus(
+        ensemble(step("m11", "x", "a"), step("other", "a", "y")), ON_GPU["m11"], other
+    ) as scene:
         await acquainted(scene)
         pending = scene.submit(1, LARGE, 5)
         await scene.settle()
@@ -212,12 +199,9 @@ def test_a_reader_that_was_exchanged_meanwhile_is_not_given_what_it_cannot_read(
         assert "was exchanged while a request for it was under way" in str(error)
         scene.look()
 
-    other = dataclasses.replace(ON_GPU["m11"], name="other")
-    play_on_gpus(ensemble(step("m11", "x", "a"), step("other", "a", "y")), story, ON_GPU["m11"], other)
 
-
-def test_a_worker_keeps_nothing_that_nobody_asked_for() -> None:
-    async def story(scene: Scene) -> None:
+async def test_a_worker_keeps_nothing_that_nobody_asked_for() -> None:
+    async with played_on_gpus(CHAIN) as scene:
         await acquainted(scene)
         pending = scene.submit(1, LARGE, 5)
         worker: Any = scene.workers["m11"]
@@ -234,12 +218,10 @@ def test_a_worker_keeps_nothing_that_nobody_asked_for() -> None:
         for segment, offset in list(worker.pool._lent):  # nonsense is not given back
             worker.pool.free([(segment, offset)])
 
-    play_on_gpus(CHAIN, story)
-
 
 @pytest.mark.parametrize("place", [(9, 0, 4), (0, -4, 4), (0, 0, 1 << 40), (0, 0, 8)], ids=str)
-def test_places_of_exports_are_not_believed(place: tuple[int, int, int]) -> None:
-    async def story(scene: Scene) -> None:
+async def test_places_of_exports_are_not_believed(place: tuple[int, int, int]) -> None:
+    async with played_on_gpus(CHAIN) as scene:
         await acquainted(scene)
         driver = scene.drivers["m11"]
         (link,) = driver.workers.instances.up.values()
@@ -251,5 +233,3 @@ def test_places_of_exports_are_not_believed(place: tuple[int, int, int]) -> None
             link.exports.receive(wire.ExportSegment(0, 1 << 20, b"h" * 64))
         with pytest.raises(KeyError):
             link.exports.receive(wire.ExportOpened(77, ""))
-
-    play_on_gpus(CHAIN, story)

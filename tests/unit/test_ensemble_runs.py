@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from ensemble_scene import LARGE, SMALL, Scene, play
+from ensemble_scene import LARGE, SMALL, Scene, played
 from exploring import examples
 from graphs import MEMBERS, ensembles, tensors
 from hypothesis import HealthCheck, given, settings
@@ -48,10 +48,10 @@ async def act(scene: Scene, one: tuple[Any, ...]) -> None:
 
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ensembles(), st.lists(st.tuples(STEPS, st.booleans()), max_size=25))
-def test_whatever_happens_each_request_is_answered_and_all_memory_is_free(
+async def test_whatever_happens_each_request_is_answered_and_all_memory_is_free(
     spec: ModelSpec, steps: list[Any]
 ) -> None:
-    async def story(scene: Scene) -> None:
+    async with played(spec) as scene:
         for one, at_once in steps:
             await act(scene, one)
             if not at_once:
@@ -59,23 +59,18 @@ def test_whatever_happens_each_request_is_answered_and_all_memory_is_free(
         await scene.finish()
         scene.look()
 
-    play(spec, story)
-
 
 @settings(max_examples=examples(100), deadline=None)
 @given(ensembles(), st.sampled_from([SMALL, LARGE]), st.data())
-def test_the_outputs_asked_for_are_right(spec: ModelSpec, width: int, data: st.DataObject) -> None:
+async def test_the_outputs_asked_for_are_right(spec: ModelSpec, width: int, data: st.DataObject) -> None:
     names = [one.name for one in spec.outputs]
     outputs = tuple(data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True)))
-
-    async def story(scene: Scene) -> None:
+    async with played(spec) as scene:
         for number in range(3):
             scene.submit(1, width, number, outputs)
         await scene.finish()
         scene.look()
         assert scene.answered == 3
-
-    play(spec, story)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -119,10 +114,9 @@ def sources(run: wire.Run) -> list[wire.Payload]:
     return [wire.payload(wire.Fill(*one).source) for one in run.fills]
 
 
-def test_a_large_tensor_for_one_reader_is_lent_where_it_lies() -> None:
+async def test_a_large_tensor_for_one_reader_is_lent_where_it_lies() -> None:
     """Neither the request's own body nor what a step made is in any arena but the one it came to lie in."""
-
-    async def story(scene: Scene) -> None:
+    async with played(ensemble(step("m11", "x", "a"), step("m11", "a", "y"))) as scene:
         scene.submit(1, LARGE, 3)
         await scene.finish()
         first, second = scene.workers["m11"].heard
@@ -132,11 +126,11 @@ def test_a_large_tensor_for_one_reader_is_lent_where_it_lies() -> None:
         assert [driver.arena.statistics().allocated for driver in scene.drivers.values()] == [0, 0, 0, 0, 1]
         scene.look()
 
-    play(ensemble(step("m11", "x", "a"), step("m11", "a", "y")), story)
 
-
-def test_a_large_tensor_for_several_readers_is_copied_by_their_workers() -> None:
-    async def story(scene: Scene) -> None:
+async def test_a_large_tensor_for_several_readers_is_copied_by_their_workers() -> None:
+    # m21 reads a, which is the client's as well, and b, which nobody else reads.
+    spec = ensemble(step("m11", "x", "b"), step("m11", "x", "a"), step("m21", "b a", "y"), outputs="y a")
+    async with played(spec) as scene:
         scene.submit(1, LARGE, 3)
         await scene.finish()
         (last,) = scene.workers["m21"].heard
@@ -144,13 +138,9 @@ def test_a_large_tensor_for_several_readers_is_copied_by_their_workers() -> None
         assert [type(one) for one in sources(last)] == [wire.Loan]
         scene.look()
 
-    # m21 reads a, which is the client's as well, and b, which nobody else reads.
-    spec = ensemble(step("m11", "x", "b"), step("m11", "x", "a"), step("m21", "b a", "y"), outputs="y a")
-    play(spec, story)
 
-
-def test_merged_large_tensors_are_put_together_by_the_worker() -> None:
-    async def story(scene: Scene) -> None:
+async def test_merged_large_tensors_are_put_together_by_the_worker() -> None:
+    async with played(ensemble(step("m11", "x", "a"), step("m12", "a", "y"))) as scene:
         for number in range(3):
             scene.submit(1, LARGE, number)
         await scene.finish()
@@ -160,13 +150,11 @@ def test_merged_large_tensors_are_put_together_by_the_worker() -> None:
         assert [type(one) for one in sources(last)] == [wire.Loan] * 3
         scene.look()
 
-    play(ensemble(step("m11", "x", "a"), step("m12", "a", "y")), story)
 
-
-def test_a_callable_that_never_writes_reads_what_is_shared_where_it_lies() -> None:
+async def test_a_callable_that_never_writes_reads_what_is_shared_where_it_lies() -> None:
     calm = dataclasses.replace(MEMBERS["m21"], name="calm", read_only_inputs=True)
-
-    async def story(scene: Scene) -> None:
+    spec = ensemble(step("m11", "x", "a"), step("calm", "a a", "y"))
+    async with played(spec, members=[*MEMBERS.values(), calm]) as scene:
         scene.submit(1, LARGE, 3)
         for _ in range(2):
             await scene.settle()
@@ -181,56 +169,49 @@ def test_a_callable_that_never_writes_reads_what_is_shared_where_it_lies() -> No
         await scene.finish()
         scene.look()
 
-    spec = ensemble(step("m11", "x", "a"), step("calm", "a a", "y"))
-    play(spec, story, members=[*MEMBERS.values(), calm])
 
-
-def test_small_tensors_are_in_the_message() -> None:
-    async def story(scene: Scene) -> None:
+async def test_small_tensors_are_in_the_message() -> None:
+    async with played(ensemble(step("m11", "x", "a"), step("m11", "a", "y"))) as scene:
         scene.submit(1, SMALL, 3)
         await scene.finish()
         assert all(isinstance(one, bytes) for run in scene.workers["m11"].heard for one in payloads(run))
         scene.look()
 
-    play(ensemble(step("m11", "x", "a"), step("m11", "a", "y")), story)
-
 
 # ---- what is refused ------------------------------------------------------------------------
 
 
-def refusal(spec: ModelSpec, kind: type[RequestError], **more: Any) -> str:
+async def refusal(spec: ModelSpec, kind: type[RequestError], **more: Any) -> str:
     told: list[str] = []
-
-    async def story(scene: Scene) -> None:
+    async with played(spec, **more) as scene:
         for width in (SMALL, LARGE):
             pending = scene.submit(1, width, 1)
             await scene.finish()
             assert type(pending.answer.exception()) is kind
             told.append(str(pending.answer.exception()))
         scene.look()
-
-    play(spec, story, **more)
     assert told[0] == told[1]
     return told[0]
 
 
-def test_a_model_that_is_not_there_fails_its_step() -> None:
+async def test_a_model_that_is_not_there_fails_its_step() -> None:
     spec = ensemble(step("m11", "x", "a"), step("gone", "a", "y"))
-    assert refusal(spec, Unavailable) == "in ensemble 'e', no gone"
+    assert await refusal(spec, Unavailable) == "in ensemble 'e', no gone"
 
 
-def test_a_model_that_gives_streams_is_refused() -> None:
+async def test_a_model_that_gives_streams_is_refused() -> None:
     stream = dataclasses.replace(MEMBERS["m11"], name="stream", decoupled=True)
-    text = refusal(ensemble(step("stream", "x", "y")), Unimplemented, members=[*MEMBERS.values(), stream])
+    text = await refusal(
+        ensemble(step("stream", "x", "y")), Unimplemented, members=[*MEMBERS.values(), stream]
+    )
     assert (
         text == "in ensemble 'e', model 'stream' is decoupled, and a step needs one response to each request"
     )
 
 
-def test_an_ensemble_that_leads_back_to_itself_ends() -> None:
+async def test_an_ensemble_that_leads_back_to_itself_ends() -> None:
     spec = dataclasses.replace(ensemble(StepSpec("e", 0, (("x", "x"),), (("y", "y"),))))
-
-    async def story(scene: Scene) -> None:
+    async with played(spec) as scene:
         assert not scene.ensemble.ready
         pending = scene.submit(1, SMALL, 1)
         while not pending.answer.done():
@@ -239,8 +220,6 @@ def test_an_ensemble_that_leads_back_to_itself_ends() -> None:
         # Each of them counts itself.
         scene.submitted, scene.failed = 17, 16
         scene.look()
-
-    play(spec, story)
 
 
 @pytest.mark.parametrize("width", [SMALL, LARGE])

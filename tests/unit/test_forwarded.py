@@ -512,17 +512,14 @@ class Run:
     st.lists(OPERATIONS, max_size=40),
     st.sampled_from(["all is answered", "all leave", "the ingress process dies"]),
 )
-def test_nothing_is_leaked_or_lost_in_any_order(operations: list[tuple[Any, ...]], how: str) -> None:
-    async def whole() -> None:
-        run = Run()
-        try:
-            for operation in operations:
-                await run.do(operation)
-            await run.end(how)
-            run.check(how)
-        finally:
-            run.scene.way.close()
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
-
-    asyncio.run(whole())
+async def test_nothing_is_leaked_or_lost_in_any_order(operations: list[tuple[Any, ...]], how: str) -> None:
+    run = Run()
+    try:
+        for operation in operations:
+            await run.do(operation)
+        await run.end(how)
+        run.check(how)
+    finally:
+        run.scene.way.close()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 from typing import Any
@@ -65,29 +64,24 @@ def fetched(made: Plane, payload: Any) -> bytes:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(parts_of_a_batch)
-def test_a_batch_for_a_device_is_the_concatenation_of_its_parts(parts: list[Part]) -> None:
-    async def main() -> None:
-        arrays = [values(part, WIDTH, "INT32") for part in parts]
-        with plane(read_only=False) as made:
-            requests = requests_of(made, arrays, parts, "INT32")
-            gathered = gathered_for_device(made, requests, parts)
-            run = wire.WORKER.decode(wire.WORKER.encode(wire.Run(1, (), gathered.tensors)))
-            (tensor,) = wire.tensors(run.inputs)
-            assert fetched(made, tensor.payload) == b"".join([wire_bytes(one) for one in arrays])
-            kinds = [part.kind for part in parts]
-            on_heap = [
-                len(wire_bytes(a))
-                for a, kind in zip(arrays, kinds, strict=True)
-                if kind not in IN_SHARED_MEMORY
-            ]
-            assert sum(block.nbytes for block in gathered.blocks) == sum(on_heap)
-            assert gathered.fills == ()
-            if isinstance(tensor.payload, wire.Parts):
-                assert len(tensor.payload.parts) == len(parts)
-            free_all(made, requests, gathered)
-            assert made.arena.statistics().blocks == made.lender.statistics().blocks == 0
-
-    asyncio.run(main())
+async def test_a_batch_for_a_device_is_the_concatenation_of_its_parts(parts: list[Part]) -> None:
+    arrays = [values(part, WIDTH, "INT32") for part in parts]
+    with plane(read_only=False) as made:
+        requests = requests_of(made, arrays, parts, "INT32")
+        gathered = gathered_for_device(made, requests, parts)
+        run = wire.WORKER.decode(wire.WORKER.encode(wire.Run(1, (), gathered.tensors)))
+        (tensor,) = wire.tensors(run.inputs)
+        assert fetched(made, tensor.payload) == b"".join([wire_bytes(one) for one in arrays])
+        kinds = [part.kind for part in parts]
+        on_heap = [
+            len(wire_bytes(a)) for a, kind in zip(arrays, kinds, strict=True) if kind not in IN_SHARED_MEMORY
+        ]
+        assert sum(block.nbytes for block in gathered.blocks) == sum(on_heap)
+        assert gathered.fills == ()
+        if isinstance(tensor.payload, wire.Parts):
+            assert len(tensor.payload.parts) == len(parts)
+        free_all(made, requests, gathered)
+        assert made.arena.statistics().blocks == made.lender.statistics().blocks == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,7 +4,6 @@ afterwards every block is free.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import Iterator
@@ -192,30 +191,27 @@ parts_of_a_batch = st.lists(part_of_a_batch, min_size=1, max_size=6)
 
 @settings(max_examples=examples(100), deadline=None)
 @given(parts_of_a_batch, st.sampled_from([1, 7, 900, 6000]), st.sampled_from(DATATYPES), st.booleans())
-def test_a_batch_is_the_concatenation_of_its_requests(
+async def test_a_batch_is_the_concatenation_of_its_requests(
     parts: list[Part], inner: int, datatype: str, read_only: bool
 ) -> None:
-    async def main() -> None:
-        arrays = [values(part, inner, datatype) for part in parts]
-        with plane(read_only=read_only) as made:
-            requests = requests_of(made, arrays, parts, datatype)
-            gathered = gathered_by(made, requests, parts)
-            rows = [part.rows for part in parts]
-            seen = made.seen(run_message(1, rows, requests, gathered))
-            expected = np.concatenate(arrays)
-            assert seen.shape == expected.shape
-            assert seen.tolist() == expected.tolist()
-            if datatype != "BYTES":
-                assert seen.flags.writeable is not read_only
-                if not read_only:
-                    seen[:] = 0  # what others see as well is as it was
-                    check_unchanged(made, requests, arrays, parts)
-            del seen
-            free_all(made, requests, gathered)
-            assert made.arena.statistics().blocks == 0
-            assert made.lender.statistics().blocks == 0
-
-    asyncio.run(main())  # a link belongs to an event loop
+    arrays = [values(part, inner, datatype) for part in parts]
+    with plane(read_only=read_only) as made:
+        requests = requests_of(made, arrays, parts, datatype)
+        gathered = gathered_by(made, requests, parts)
+        rows = [part.rows for part in parts]
+        seen = made.seen(run_message(1, rows, requests, gathered))
+        expected = np.concatenate(arrays)
+        assert seen.shape == expected.shape
+        assert seen.tolist() == expected.tolist()
+        if datatype != "BYTES":
+            assert seen.flags.writeable is not read_only
+            if not read_only:
+                seen[:] = 0  # what others see as well is as it was
+                check_unchanged(made, requests, arrays, parts)
+        del seen
+        free_all(made, requests, gathered)
+        assert made.arena.statistics().blocks == 0
+        assert made.lender.statistics().blocks == 0
 
 
 @pytest.mark.parametrize("inner", [600_000, 1 << 20])
