@@ -237,12 +237,9 @@ def test_an_event_loop_goes_on_while_a_task_waits(
     assert line.given_back == [4]
 
 
-def test_a_task_that_is_cancelled_calls_its_question_off(line: Line, context: ModelContext) -> None:
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(context.infer_async("other", {}), 0.01)
-
-    asyncio.run(main())
+async def test_a_task_that_is_cancelled_calls_its_question_off(line: Line, context: ModelContext) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(context.infer_async("other", {}), 0.01)
     assert line.called_off == [1]
 
 

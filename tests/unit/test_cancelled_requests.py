@@ -37,33 +37,25 @@ async def infer(driver: ModelDriver) -> None:
         raise
 
 
-def test_a_failed_request_is_not_counted_as_cancelled_too() -> None:
+async def test_a_failed_request_is_not_counted_as_cancelled_too() -> None:
     metrics = ModelMetrics("m", "1", dict)
-
-    async def run() -> None:
-        driver = ModelDriver(SPEC, 1 << 20, metrics)
-        call = asyncio.create_task(infer(driver))
-        await asyncio.sleep(0)  # the task runs until it waits for the answer
-        assert driver.unfinished == 1
-        driver.close()  # fails queued requests
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-
-    asyncio.run(run())
+    driver = ModelDriver(SPEC, 1 << 20, metrics)
+    call = asyncio.create_task(infer(driver))
+    await asyncio.sleep(0)  # the task runs until it waits for the answer
+    assert driver.unfinished == 1
+    driver.close()  # fails queued requests
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
     assert (metrics.outcomes.failures["UNAVAILABLE"], metrics.outcomes.cancellations) == (1, 0)
 
 
-def test_an_answer_to_a_cancelled_request_frees_its_memory() -> None:
+async def test_an_answer_to_a_cancelled_request_frees_its_memory() -> None:
     metrics = ModelMetrics("m", "1", dict)
     closed: list[str] = []
-
-    async def run() -> None:
-        driver = ModelDriver(SPEC, 1 << 20, metrics)
-        pending = driver.submit(request())
-        pending.answer.set_result(InferResponse("m", "1", "", {}, [], lambda: closed.append("outputs")))
-        pending.cancel()
-        driver.close()
-
-    asyncio.run(run())
+    driver = ModelDriver(SPEC, 1 << 20, metrics)
+    pending = driver.submit(request())
+    pending.answer.set_result(InferResponse("m", "1", "", {}, [], lambda: closed.append("outputs")))
+    pending.cancel()
+    driver.close()
     assert (closed, metrics.outcomes.cancellations) == (["outputs"], 0)

@@ -45,29 +45,25 @@ def connect(driver: ModelDriver) -> socket.socket:
 
 @pytest.mark.parametrize(("is_end", "text"), [(True, STOPPING), (False, REMOVED)])
 @pytest.mark.parametrize("instances", [0, 1])
-def test_why_a_request_gets_no_answer(is_end: bool, text: str, instances: int) -> None:
+async def test_why_a_request_gets_no_answer(is_end: bool, text: str, instances: int) -> None:
     """Two that were accepted, of which one runs where there is an instance, and one that comes too late."""
     heard: list[RequestError] = []
-
-    async def run() -> None:
-        driver = ModelDriver(SPEC, 1 << 20, ModelMetrics("m", "1", dict))
-        workers = [connect(driver) for _ in range(instances)]
-        accepted = [submit(driver) for _ in range(2)]
-        await asyncio.sleep(0)  # the first goes to the instance
-        assert driver.statistics().running_requests == instances
-        if is_end:
-            driver.stop_accepting()
-        driver.close()
-        for one in accepted:
-            with pytest.raises(RequestError) as told:
-                await one.answer
-            heard.append(told.value)
-        with pytest.raises(RequestError) as refused:
-            submit(driver)
-        heard.append(refused.value)
-        for worker in workers:
-            worker.close()
-
-    asyncio.run(run())
+    driver = ModelDriver(SPEC, 1 << 20, ModelMetrics("m", "1", dict))
+    workers = [connect(driver) for _ in range(instances)]
+    accepted = [submit(driver) for _ in range(2)]
+    await asyncio.sleep(0)  # the first goes to the instance
+    assert driver.statistics().running_requests == instances
+    if is_end:
+        driver.stop_accepting()
+    driver.close()
+    for one in accepted:
+        with pytest.raises(RequestError) as told:
+            await one.answer
+        heard.append(told.value)
+    with pytest.raises(RequestError) as refused:
+        submit(driver)
+    heard.append(refused.value)
+    for worker in workers:
+        worker.close()
     assert [str(one) for one in heard] == [text] * 3
     assert [isinstance(one, Stopping) for one in heard] == [is_end] * 3

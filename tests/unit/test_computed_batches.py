@@ -158,20 +158,17 @@ def test_when_the_worker_dies_all_are_run_again_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("batch_id", [7, 0])
-def test_a_batch_that_is_not_there_cannot_be_computed(
+async def test_a_batch_that_is_not_there_cannot_be_computed(
     batch_id: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def play() -> None:
-        scene = Scene(ONE)
+    scene = Scene(ONE)
+    await scene.settle()
+    scene.submit(1, 1.0, None)
+    await scene.settle()
+    if batch_id == 0:
+        scene.workers[0].answer([True])
         await scene.settle()
-        scene.submit(1, 1.0, None)
-        await scene.settle()
-        if batch_id == 0:
-            scene.workers[0].answer([True])
-            await scene.settle()
-        scene.workers[0].say(wire.Computed((batch_id,)))
-        await scene.settle()
-        scene.close()
-
-    asyncio.run(play())
+    scene.workers[0].say(wire.Computed((batch_id,)))
+    await scene.settle()
+    scene.close()
     assert caplog.records[0].getMessage() == "instance a broke the protocol"

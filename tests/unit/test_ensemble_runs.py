@@ -75,23 +75,20 @@ async def test_the_outputs_asked_for_are_right(spec: ModelSpec, width: int, data
 
 @settings(max_examples=examples(100), deadline=None)
 @given(ensembles(), st.lists(STEPS, max_size=12))
-def test_all_is_free_when_the_front_closes_in_the_middle(spec: ModelSpec, steps: list[Any]) -> None:
-    async def run() -> None:
-        scene = Scene(spec)
+async def test_all_is_free_when_the_front_closes_in_the_middle(spec: ModelSpec, steps: list[Any]) -> None:
+    scene = Scene(spec)
+    await scene.settle()
+    for one in steps:
+        await act(scene, one)
         await scene.settle()
-        for one in steps:
-            await act(scene, one)
-            await scene.settle()
-        asked = [pending for pending, *_ in scene.asked]
-        scene.close()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        for pending in asked:
-            assert pending.answer.done()
-            if pending.answer.exception() is None:
-                pending.answer.result().close()
-
-    asyncio.run(run())
+    asked = [pending for pending, *_ in scene.asked]
+    scene.close()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for pending in asked:
+        assert pending.answer.done()
+        if pending.answer.exception() is None:
+            pending.answer.result().close()
 
 
 # ---- what is sent ---------------------------------------------------------------------------

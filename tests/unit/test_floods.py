@@ -21,30 +21,26 @@ ONE = dataclasses.replace(SPEC, instances=SPEC.instances[:1], max_batch_size=64,
 
 
 @pytest.mark.parametrize("closes", [False, True], ids=["in turns", "closed meanwhile"])
-def test_the_answers_of_a_busy_model_are_delivered_in_portions(closes: bool) -> None:
+async def test_the_answers_of_a_busy_model_are_delivered_in_portions(closes: bool) -> None:
     """While a second batch runs, so that the worker does not wait for the clients."""
     answered: list[int] = []
-
-    async def run() -> None:
-        scene = Scene(ONE, direct=True)
-        await scene.settle()
-        for value in range(192):
-            scene.submit(1, float(value), None)
-        await scene.settle()
-        (worker,) = scene.workers
-        worker.answer([True])
-        for _ in range(8):
-            answered.append(len(scene.answers))
-            if closes and answered[-1]:
-                scene.driver.close()
-                assert len(scene.answers) == 192
-                break
-            await asyncio.sleep(0)
-        else:
+    scene = Scene(ONE, direct=True)
+    await scene.settle()
+    for value in range(192):
+        scene.submit(1, float(value), None)
+    await scene.settle()
+    (worker,) = scene.workers
+    worker.answer([True])
+    for _ in range(8):
+        answered.append(len(scene.answers))
+        if closes and answered[-1]:
             scene.driver.close()
-        worker.die()
-
-    asyncio.run(run())
+            assert len(scene.answers) == 192
+            break
+        await asyncio.sleep(0)
+    else:
+        scene.driver.close()
+    worker.die()
     assert max(after - before for before, after in itertools.pairwise(answered)) == 16
     assert closes or answered[-1] == 64
 
@@ -56,28 +52,24 @@ def test_answers_come_in_smaller_portions_while_clients_use_several_models() -> 
 
 
 @pytest.mark.parametrize(("nbytes", "most"), [(64 << 10, 8), (1 << 20, 1)])
-def test_large_answers_leave_one_after_the_other(nbytes: int, most: int) -> None:
+async def test_large_answers_leave_one_after_the_other(nbytes: int, most: int) -> None:
     answered: list[int] = []
     spec = dataclasses.replace(ONE, outputs=(TensorSpec("y", "FP32", (-1,)),))
-
-    async def run() -> None:
-        scene = Scene(spec, direct=True)
-        await scene.settle()
-        for value in range(12):
-            scene.submit(1, float(value), None)
-        await scene.settle()
-        (worker,) = scene.workers
-        worker.answer_at_length(nbytes)
-        for _ in range(20):
-            answered.append(len(scene.answers))
-            await asyncio.sleep(0)
-        for (answer,) in scene.answers.values():
-            assert isinstance(answer, InferResponse)
-            answer.close()
-        scene.driver.close()
-        worker.die()
-
-    asyncio.run(run())
+    scene = Scene(spec, direct=True)
+    await scene.settle()
+    for value in range(12):
+        scene.submit(1, float(value), None)
+    await scene.settle()
+    (worker,) = scene.workers
+    worker.answer_at_length(nbytes)
+    for _ in range(20):
+        answered.append(len(scene.answers))
+        await asyncio.sleep(0)
+    for (answer,) in scene.answers.values():
+        assert isinstance(answer, InferResponse)
+        answer.close()
+    scene.driver.close()
+    worker.die()
     assert max(after - before for before, after in itertools.pairwise(answered)) == most
     assert answered[-1] == 12
 

@@ -23,28 +23,24 @@ SPEC = ModelSpec(
 )
 
 
-def test_a_stream_that_goes_on_for_ever_is_noted_up_to_a_limit() -> None:
+async def test_a_stream_that_goes_on_for_ever_is_noted_up_to_a_limit() -> None:
     traces: list[Trace] = []
     heard: list[InferResponse] = []
     responses = 3 * MAX_STREAM_NBYTES // MAX_TENSOR_NBYTES
-
-    async def run() -> None:
-        metrics = ModelMetrics("m", "1", dict)
-        driver = ModelDriver(SPEC, 1 << 20, metrics)
-        sampler = Sampler(TraceValues(TraceLevel.TENSORS.value, 1, -1, 0))
-        driver.tracer = ModelTracer(
-            SPEC, metrics, sampler, "", trace_ids(1), traces.append, follows_callers=False
-        )
-        asked = InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (1,), b"1")], (), None)
-        pending = driver.submit(asked, heard.append)
-        assert pending.on_response is not None
-        output = OutputTensor("y", "UINT8", (MAX_TENSOR_NBYTES,), bytes(MAX_TENSOR_NBYTES))
-        for _ in range(responses):
-            pending.on_response(InferResponse("m", "1", "", {}, [output]))
-        driver.close()
-        await asyncio.sleep(0)
-
-    asyncio.run(run())
+    metrics = ModelMetrics("m", "1", dict)
+    driver = ModelDriver(SPEC, 1 << 20, metrics)
+    sampler = Sampler(TraceValues(TraceLevel.TENSORS.value, 1, -1, 0))
+    driver.tracer = ModelTracer(
+        SPEC, metrics, sampler, "", trace_ids(1), traces.append, follows_callers=False
+    )
+    asked = InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (1,), b"1")], (), None)
+    pending = driver.submit(asked, heard.append)
+    assert pending.on_response is not None
+    output = OutputTensor("y", "UINT8", (MAX_TENSOR_NBYTES,), bytes(MAX_TENSOR_NBYTES))
+    for _ in range(responses):
+        pending.on_response(InferResponse("m", "1", "", {}, [output]))
+    driver.close()
+    await asyncio.sleep(0)
     assert len(heard) == responses
     (trace,) = traces
     assert MAX_STREAM_NBYTES - MAX_TENSOR_NBYTES < trace.nbytes < MAX_STREAM_NBYTES + MAX_TENSOR_NBYTES

@@ -119,24 +119,20 @@ def status_of(n_unaware: int) -> IngressStatus:
 
 
 @pytest.mark.thorough
-def test_the_state_of_a_drain_is_sent_when_it_changes() -> None:
+async def test_the_state_of_a_drain_is_sent_when_it_changes() -> None:
     """Without a change the state is sent a few times a second."""
     looks = iter([3, 3, 2, 2, 2, 0])
     said: list[IngressStatus] = []
-
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        reports = StatusReporter(lambda: status_of(next(looks, 0)), said.append)
-        began = loop.time()
-        reports.report_now()
-        async with asyncio.timeout(5):
-            while not said or said[-1].n_unaware:  # noqa: ASYNC110 - no event announces the state
-                await asyncio.sleep(0.001)
-        took_s = loop.time() - began
-        reports.close()
-        assert took_s < STATUS_S
-
-    asyncio.run(run())
+    loop = asyncio.get_running_loop()
+    reports = StatusReporter(lambda: status_of(next(looks, 0)), said.append)
+    began = loop.time()
+    reports.report_now()
+    async with asyncio.timeout(5):
+        while not said or said[-1].n_unaware:  # noqa: ASYNC110 - no event announces the state
+            await asyncio.sleep(0.001)
+    took_s = loop.time() - began
+    reports.close()
+    assert took_s < STATUS_S
     assert [one.n_unaware for one in said] == [3, 2, 0]
 
 

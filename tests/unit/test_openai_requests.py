@@ -592,7 +592,7 @@ def test_an_answer_that_is_gathered_has_a_limit() -> None:
     assert len(asyncio.run(answer_to(stream=True))) == 100
 
 
-def test_streams_are_merged_as_they_come_and_closed_together() -> None:
+async def test_streams_are_merged_as_they_come_and_closed_together() -> None:
     closed = []
 
     async def stream(name: str, count: int) -> AsyncGenerator[str]:
@@ -606,13 +606,10 @@ def test_streams_are_merged_as_they_come_and_closed_together() -> None:
     async def all_of_them() -> list[str]:
         return [one async for _, one in merge_streams([stream("a", 2), stream("b", 3)])]
 
-    async def only_the_first() -> None:
-        both = merge_streams([stream("c", 9), stream("d", 9)])
-        await anext(both)
-        await both.aclose()
-
-    assert sorted(asyncio.run(all_of_them())) == ["a0", "a1", "b0", "b1", "b2"]
-    asyncio.run(only_the_first())
+    assert sorted(await all_of_them()) == ["a0", "a1", "b0", "b1", "b2"]
+    both = merge_streams([stream("c", 9), stream("d", 9)])
+    await anext(both)
+    await both.aclose()
     assert sorted(closed) == ["a", "b", "c", "d"]
 
 

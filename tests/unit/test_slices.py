@@ -16,7 +16,7 @@ from gpuserve_worker.execution.async_loop import TimeSlices
         (1_000_000, "ababababab"),  # slow ones: the others after each
     ],
 )
-def test_a_generator_gives_way_when_its_time_is_over(response_ns: int, expected: str) -> None:
+async def test_a_generator_gives_way_when_its_time_is_over(response_ns: int, expected: str) -> None:
     now_ns = 1
     made = ""
 
@@ -27,9 +27,6 @@ def test_a_generator_gives_way_when_its_time_is_over(response_ns: int, expected:
             made += name
             await slices.rest()
 
-    async def both() -> None:
-        await asyncio.gather(*(generate(name, expected.count(name)) for name in "ab"))
-
     slices = TimeSlices(lambda: now_ns)
-    asyncio.run(both())
+    await asyncio.gather(*(generate(name, expected.count(name)) for name in "ab"))
     assert made == expected

@@ -43,24 +43,20 @@ def test_one_that_there_is_not() -> None:
         Server(transport="http3")
 
 
-def test_who_holds_nothing_is_not_closed_for_what_others_hold() -> None:
+async def test_who_holds_nothing_is_not_closed_for_what_others_hold() -> None:
     """Who reads, however slowly, stays; and so does who waits, sends, or has nothing to read."""
     made = partial(mock.Mock, n_incomplete=0)
     reads = made(backlog_nbytes=90, stuck_s=0.0)
     stuck = made(backlog_nbytes=20, stuck_s=9.0)
     idle = made(backlog_nbytes=0, stuck_s=9.0)
-
-    async def check() -> None:
-        admission = Admission(Limits(max_unsent_nbytes=80))
-        connections = Connections(admission)
-        connections.members |= {reads, stuck, idle}
-        connections.check_all()
-
-    asyncio.run(check())
+    admission = Admission(Limits(max_unsent_nbytes=80))
+    connections = Connections(admission)
+    connections.members |= {reads, stuck, idle}
+    connections.check_all()
     assert [one.abort.called for one in (reads, stuck, idle)] == [False, True, False]
 
 
-def test_who_has_most_of_too_many_half_requests_is_closed() -> None:
+async def test_who_has_most_of_too_many_half_requests_is_closed() -> None:
     """All connections of an address count together: many with few each go before one that has more."""
     many = [
         mock.Mock(
@@ -71,14 +67,10 @@ def test_who_has_most_of_too_many_half_requests_is_closed() -> None:
     other = mock.Mock(
         backlog_nbytes=0, n_incomplete=8, endpoints=ConnectionEndpoints(("10.0.0.2", 1), ("", 0), False)
     )
-
-    async def check() -> None:
-        admission = Admission(Limits(max_half_requests=16))
-        connections = Connections(admission)
-        connections.members |= {*many, other}
-        connections.check_all()
-
-    asyncio.run(check())
+    admission = Admission(Limits(max_half_requests=16))
+    connections = Connections(admission)
+    connections.members |= {*many, other}
+    connections.check_all()
     assert sum(one.abort.called for one in many) == 3
     assert not other.abort.called
 
