@@ -138,6 +138,48 @@ class Share:
             raise self._intake.refusal(str(error)) from error
 
 
+#: Tensors below this size are passed on as bytes, and never lie in a block.
+LARGE_NBYTES: Final = 64 << 10
+
+
+class ArrivingTensor:
+    """The memory of a tensor of ``nbytes`` that arrives in parts: ``block``, or the heap if that is None. The
+    memory grows with the bytes that arrive, not by what a client announces.
+    """
+
+    __slots__ = ("_heap", "_nbytes", "_reserved_nbytes", "_share", "block", "filled_nbytes")
+
+    def __init__(self, nbytes: int, block: Block | None, share: Share) -> None:
+        self.block = block
+        self.filled_nbytes = 0
+        self._nbytes = nbytes
+        self._heap = bytearray()
+        self._reserved_nbytes = 0
+        self._share = share
+
+    @property
+    def missing_nbytes(self) -> int:
+        return self._nbytes - self.filled_nbytes
+
+    def fill(self, part: bytes | bytearray | memoryview) -> int:
+        """Copy as much of a part as there is room for. Return the number of copied bytes. Raise NoMemory."""
+        copied = min(len(part), self._nbytes - self.filled_nbytes)
+        end = self.filled_nbytes + copied
+        if self.block is None:
+            self._heap += part[:copied]
+        else:
+            if end > self._reserved_nbytes:
+                self._reserved_nbytes = self._share.reserve(self.block, end)
+            self.block.view[self.filled_nbytes : end] = part[:copied]
+        self.filled_nbytes = end
+        return copied
+
+    def data(self) -> bytes | memoryview | Block:
+        if self.block is not None:
+            return self.block
+        return bytes(self._heap) if self._nbytes < LARGE_NBYTES else memoryview(self._heap)
+
+
 #: The period of the trimmer. Arena memory that was unused for one period is released.
 TRIM_PERIOD_S: Final = 2.0
 #: The unused memory that malloc may keep.

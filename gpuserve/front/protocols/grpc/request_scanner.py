@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from typing import Final, TypeAlias
 
 from gpuserve.core.errors import InvalidArgument, ResourceExhausted
-from gpuserve.front.ipc.heap_memory import Share
+from gpuserve.front.ipc.heap_memory import LARGE_NBYTES, ArrivingTensor, Share
 from gpuserve.front.protocols.grpc.grpc_protocol import (
     PREFIX_NBYTES,
     oversized_body_error,
@@ -22,7 +22,6 @@ from gpuserve.front.protocols.grpc.grpc_protocol import (
     truncated_body_error,
 )
 from gpuserve.front.protocols.grpc.infer_decoder import parse_beside_raws
-from gpuserve.front.protocols.grpc.infer_encoder import LARGE_NBYTES
 from gpuserve.front.protocols.grpc.typed_contents import WireType, malformed_message
 from gpuserve.front.requests.inference import Data, InferRequest
 from gpuserve.front.requests.json_values import MAX_JSON_NBYTES
@@ -82,10 +81,8 @@ class GrpcBodyScanner:
         #: True where the message may end.
         self._is_between = False
         self._complete = False
-        #: The block being filled, its fill level, and how far memory is reserved for it.
-        self._target: memoryview | None = None
-        self._filled = 0
-        self._reserved = 0
+        #: The tensor whose block is being filled.
+        self._tensor: ArrivingTensor | None = None
         self._walk = self._read_body()
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> None:
@@ -94,9 +91,9 @@ class GrpcBodyScanner:
         """
         nbytes = len(chunk)
         self._received += nbytes
-        if self._target is not None and nbytes < len(self._target) - self._filled:
+        if self._tensor is not None and nbytes < self._tensor.missing_nbytes:
             # Nearly every chunk lies within a tensor. The walk would do only this for it.
-            self._put(self._target, chunk)
+            self._fill(self._tensor, chunk)
             return
         self._chunk, self._position = memoryview(chunk), 0
         next(self._walk)
@@ -132,7 +129,7 @@ class GrpcBodyScanner:
     def abort(self) -> list[Block]:
         """Return the blocks that nobody else frees. Nothing is read after this."""
         self._walk.close()
-        self._target = None
+        self._tensor = None
         self._claim = lambda *_: None  # drops the caller's function, which may refer to this scanner
         blocks, self.blocks = self.blocks, []
         return blocks
@@ -203,49 +200,37 @@ class GrpcBodyScanner:
                 f"the request has over {MAX_INPUTS} entries in raw_input_contents, expected one an input"
             )
         nbytes = yield from self._read_varint(bytearray())
+        self._check_length(nbytes)
         block = self._claim_block(nbytes)
-        if block is None:
-            heap = bytearray()
-            yield from self._read_bytes(nbytes, heap.extend)
-            self._raws.append(memoryview(heap) if nbytes >= LARGE_NBYTES else bytes(heap))
-        else:
-            self._raws.append(block)
-            yield from self._fill(block.view[:nbytes])
+        tensor = ArrivingTensor(nbytes, block, self._share)
+        self._tensor = None if block is None else tensor
+        while tensor.missing_nbytes:
+            piece = self._chunk[self._position :]
+            if not piece:
+                yield
+                continue
+            self._position += self._fill(tensor, piece)
+        self._tensor = None
+        self._raws.append(tensor.data())
 
     def _claim_block(self, nbytes: int) -> Block | None:
-        """Claim a block for a large tensor that the message has room for, or return None."""
+        """Claim a block for a large tensor, or return None."""
         if nbytes < LARGE_NBYTES or not self._model_name:
             return None
         if self.blocks and self._blocks_model_name != self._model_name:
             return None
-        self._check_length(nbytes)
         block = self._claim(self._model_name, nbytes)
         if block is not None:
             self.blocks.append(block)
             self._blocks_model_name = self._model_name
         return block
 
-    def _fill(self, target: memoryview) -> _Walk:
-        self._check_length(len(target))
-        self._target, self._filled, self._reserved = target, 0, 0
-        while (left := len(target) - self._filled) > 0:
-            piece = self._chunk[self._position : self._position + left]
-            if not piece:
-                yield
-                continue
-            self._position += len(piece)
-            self._put(target, piece)
-        self._target = None
-
-    def _put(self, target: memoryview, piece: bytes | bytearray | memoryview) -> None:
-        nbytes = len(piece)
-        end = self._filled + nbytes
-        if end > self._reserved:
-            self._reserved = self._share.reserve(self.blocks[-1], end)
-        target[self._filled : end] = piece
-        self._filled = end
-        self._placed += nbytes
+    def _fill(self, tensor: ArrivingTensor, piece: bytes | bytearray | memoryview) -> int:
+        nbytes = tensor.fill(piece)
         self._unread -= nbytes
+        if tensor.block is not None:
+            self._placed += nbytes
+        return nbytes
 
     def _read_bytes(self, nbytes: int, put: Callable[[memoryview], None]) -> _Walk:
         """Pass the next ``nbytes`` to ``put``, piece by piece as they arrive."""

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.ipc.gather import free_body
-from gpuserve.front.ipc.heap_memory import Share
+from gpuserve.front.ipc.heap_memory import ArrivingTensor, Share
 from gpuserve.front.ipc.scatter import Answer
 from gpuserve.front.models.model_driver import Driver
 from gpuserve.front.models.pending_request import PendingRequest
@@ -181,17 +181,12 @@ async def copy_to_arena(parts: list[bytes], driver: Driver, share: Share) -> Dat
     block = driver.claim(nbytes) if nbytes > SHORT_NBYTES else None
     if block is None:
         return b"".join(parts)
-    filled = reserved = 0
+    tensor = ArrivingTensor(nbytes, block, share)
     parts.reverse()
     try:
         while parts:
-            part = parts.pop()
-            end = filled + len(part)
-            if end > reserved:
-                reserved = share.reserve(block, end)
-            block.view[filled:end] = part
-            filled = end
-            share.hold(max(1, nbytes - end))
+            tensor.fill(parts.pop())
+            share.hold(max(1, tensor.missing_nbytes))
             await asyncio.sleep(0)
     except BaseException:
         block.free()
