@@ -27,7 +27,7 @@ def framed(*messages: bytes) -> bytes:
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_a_message_is_compressed_whole(coding: str) -> None:
-    packed = compress_messages(coding, 9, framed(LONG))
+    packed = compress_messages(coding, 9, [framed(LONG)])
     assert len(packed) < 200
     assert packed[0] == 1
     assert Unframer(1 << 20, coding).feed(packed) == [LONG]
@@ -50,18 +50,18 @@ def test_gzip_goes_before_deflate(accepted: list[bytes], coding: str) -> None:
 
 @given(st.lists(st.binary(max_size=300) | st.just(LONG), max_size=5))
 def test_any_number_of_messages(messages: list[bytes]) -> None:
-    packed = compress_messages("gzip", 6, framed(*messages))
+    packed = compress_messages("gzip", 6, [framed(*messages)])
     assert Unframer(1 << 20, "gzip").feed(packed) == messages
 
 
 def test_what_does_not_get_smaller_goes_as_it_is() -> None:
     noise = random.Random(1).randbytes(COMPRESSED_NBYTES)
-    assert compress_messages("gzip", 9, framed(noise)) == framed(noise)
+    assert compress_messages("gzip", 9, [framed(noise)]) == framed(noise)
 
 
 def test_what_is_one_packet_either_way_goes_as_it_is() -> None:
     under, least = LONG[: COMPRESSED_NBYTES - 1], LONG[:COMPRESSED_NBYTES]
-    packed = compress_messages("gzip", 1, framed(under, least))
+    packed = compress_messages("gzip", 1, [framed(under, least)])
     assert packed.startswith(framed(under))
     assert len(packed) < len(framed(under)) + 100
 

@@ -15,7 +15,9 @@ from functools import partial
 from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from gpuserve.core.errors import Internal, InvalidArgument, RequestError, ResourceExhausted
+from gpuserve.front.requests.inference import InferRequest
 from gpuserve.front.requests.limits import InflationLimits
+from gpuserve.front.requests.validation import SHORT_NBYTES, check_strings, has_long_strings
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +146,25 @@ def run_off_loop(
     else:
         working = asyncio.get_running_loop().run_in_executor(executor, result_or_error, work)
         working.add_done_callback(lambda done: then(done.result()))
+
+
+def parse_off_loop(
+    nbytes: int,
+    parse: Callable[[], InferRequest],
+    then: Callable[[InferRequest | RequestError], None],
+    executor: Executor,
+) -> None:
+    """Call ``then`` as ``run_off_loop`` with the request that ``parse`` returns, or its error. The elements
+    of long BYTES tensors are checked before, in a thread.
+    """
+
+    def on_parsed(found: InferRequest | RequestError) -> None:
+        if isinstance(found, InferRequest) and has_long_strings(found):
+            run_off_loop(SHORT_NBYTES, partial(check_strings, found), then, executor)
+        else:
+            then(found)
+
+    run_off_loop(nbytes, parse, on_parsed, executor)
 
 
 def inflate_off_loop(

@@ -15,7 +15,7 @@ from gpuserve.front.ipc.gather import heap_nbytes
 from gpuserve.front.ipc.heap_memory import Share
 from gpuserve.front.net.admission import Admission, OpenStreams
 from gpuserve.front.net.async_requests import AsyncRequest, AsyncRequests, ClientGone
-from gpuserve.front.net.exchange import BodyReceiver, Exchange, Head, Piece, RequestHandler
+from gpuserve.front.net.exchange import BodyReceiver, Exchange, Head, RequestHandler
 from gpuserve.front.net.request_rate_limiter import RequestRates
 from gpuserve.front.observability.tracing.request_trace import Reception
 from gpuserve.front.protocols.access import body_decoding as decoding
@@ -28,7 +28,7 @@ from gpuserve.front.protocols.access.authorization import (
     client_uid,
     is_local_client,
 )
-from gpuserve.front.protocols.access.body_decoding import Slice, offload, result_or_error
+from gpuserve.front.protocols.access.body_decoding import Slice, offload, parse_off_loop
 from gpuserve.front.protocols.access.endpoints import METHODS, Access
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
 from gpuserve.front.protocols.access.inference_call import InferenceContext
@@ -40,7 +40,6 @@ from gpuserve.front.protocols.grpc.model_infer import INGEST_NBYTES, InferCall
 from gpuserve.front.protocols.grpc.model_stream_infer import CHUNK_NBYTES, InferStream
 from gpuserve.front.protocols.grpc.request_scanner import GrpcBodyScanner
 from gpuserve.front.requests.inference import InferRequest
-from gpuserve.front.requests.validation import check_strings, has_long_strings
 from gpuserve.front.service.inference_service import InferenceService
 from gpuserve_worker.memory.arena import Block
 
@@ -222,7 +221,7 @@ class StreamingInference:
             parts: Iterable[bytes]
             whole = pieces[0] if len(pieces) == 1 else None
             if coding and (nbytes := sum(map(len, pieces))) >= protocol.COMPRESSED_NBYTES:
-                packed = await offload(nbytes, _compress_pieces, coding, self._shared.level, pieces)
+                packed = await offload(nbytes, protocol.compress_messages, coding, self._shared.level, pieces)
                 parts = protocol.join_pieces([packed], CHUNK_NBYTES)
             elif isinstance(whole, bytes):
                 parts = (whole,)
@@ -259,7 +258,8 @@ class StreamingInference:
                         is_long = compressed or len(body) > SHORT_NBYTES
                         stream.refuse(b"" if is_long else body, refusal)
                     else:
-                        await self._receive(call, request, stream, compressed, body, unframer.unread_nbytes)
+                        encoding, held_nbytes = call.encoding if compressed else "", unframer.unread_nbytes
+                        await self._receive(encoding, request, stream, body, held_nbytes + len(body))
                     is_paid = False
                     del body
                     if stream.is_full:  # until a request completes; the client may leave earlier
@@ -281,28 +281,23 @@ class StreamingInference:
 
     async def _receive(
         self,
-        call: CallHead,
+        encoding: str,
         request: AsyncRequest,
         stream: InferStream,
-        compressed: bool,
-        body: bytes | memoryview,
-        unread_nbytes: int,
+        message: bytes | memoryview,
+        held_nbytes: int,
     ) -> None:
-        if compressed or len(body) >= INGEST_NBYTES:
-            stream.hold(unread_nbytes + len(body))
-            await self._receive_long(call.encoding if compressed else "", request, stream, body)
-        else:
-            if len(body) > _UNCOUNTED_NBYTES:  # the message is copied while it is parsed
-                stream.hold(unread_nbytes + 2 * len(body))
-            stream.receive(body)
-
-    async def _receive_long(
-        self, encoding: str, request: AsyncRequest, stream: InferStream, message: bytes | memoryview
-    ) -> None:
-        """Read a long or compressed message in slices between other clients' work, and submit its request.
+        """Submit the request of a message. A long or compressed one is read in slices between other clients'
+        work.
 
         Raises ClientGone, NoMemory, or RequestError if the message cannot be inflated, which ends the stream.
         """
+        if not encoding and len(message) < INGEST_NBYTES:
+            if len(message) > _UNCOUNTED_NBYTES:  # the message is copied while it is parsed
+                stream.hold(held_nbytes + len(message))
+            stream.receive(message)
+            return
+        stream.hold(held_nbytes)
         service = self._service
         share = Share(service.intake, request.exchange.endpoints.source)
 
@@ -325,7 +320,9 @@ class StreamingInference:
                 except RequestError as error:
                     stream.receive(scanner.header[:SHORT_NBYTES], error.with_traceback(None))
                     return
-            parsing = self._parse(scanner)
+            parsing = asyncio.get_running_loop().create_future()
+            header_nbytes = len(scanner.header) if len(scanner.header) > SHORT_NBYTES else 0
+            parse_off_loop(header_nbytes, scanner.parse, parsing.set_result, service.json_executor)
             read = await asyncio.shield(parsing)
             if isinstance(read, InferRequest):
                 share.hold(heap_nbytes(read))
@@ -359,21 +356,6 @@ class StreamingInference:
                 raise ClientGone
             found = await offload(len(found.data or message) if encoding else 0, next, slices)
             yield found
-
-    def _parse(self, scanner: GrpcBodyScanner) -> asyncio.Future[InferRequest | RequestError]:
-        loop, executor = asyncio.get_running_loop(), self._service.json_executor
-        if len(scanner.header) > SHORT_NBYTES:
-            return loop.run_in_executor(executor, result_or_error, lambda: check_strings(scanner.parse()))
-        read = result_or_error(scanner.parse)
-        if isinstance(read, InferRequest) and has_long_strings(read):
-            return loop.run_in_executor(executor, result_or_error, lambda: check_strings(read))
-        parsed: asyncio.Future[InferRequest | RequestError] = loop.create_future()
-        parsed.set_result(read)
-        return parsed
-
-
-def _compress_pieces(coding: str, level: int, pieces: list[Piece]) -> bytes:
-    return protocol.compress_messages(coding, level, b"".join(pieces))
 
 
 def _slices(message: bytes | memoryview) -> Iterator[Slice]:

@@ -185,10 +185,10 @@ def join_pieces(pieces: Sequence[Buffer], most_nbytes: int) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
-def compress_messages(coding: str, level: int, data: Buffer) -> bytes:
+def compress_messages(coding: str, level: int, pieces: Iterable[Buffer]) -> bytes:
     """Return framed messages, each compressed unless it is short or would not become smaller."""
     parts: list[bytes] = []
-    position, framed = 0, memoryview(data)
+    position, framed = 0, memoryview(b"".join(pieces))
     while position < len(framed):
         end = position + PREFIX_NBYTES + PREFIX.unpack_from(framed, position)[1]
         parts.append(_compress_message(coding, level, framed[position:end]))

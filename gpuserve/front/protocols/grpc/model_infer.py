@@ -17,6 +17,7 @@ from gpuserve.front.protocols.access.body_decoding import (
     Inflater,
     Slice,
     inflate_off_loop,
+    parse_off_loop,
     run_off_loop,
 )
 from gpuserve.front.protocols.access.inference_call import InferenceCall, InferenceContext
@@ -25,9 +26,7 @@ from gpuserve.front.protocols.grpc.grpc_protocol import COMPRESSED_NBYTES, OK, P
 from gpuserve.front.protocols.grpc.infer_decoder import SHORT_NBYTES, parse_infer_request
 from gpuserve.front.protocols.grpc.infer_encoder import encode_infer_response
 from gpuserve.front.protocols.grpc.request_scanner import GrpcBodyScanner
-from gpuserve.front.requests import validation
 from gpuserve.front.requests.inference import InferRequest, InferResponse
-from gpuserve.front.requests.validation import check_strings, has_long_strings
 from gpuserve_worker.memory.arena import Block
 
 #: Messages of at least this size are copied into the arena part by part.
@@ -112,15 +111,11 @@ class InferCall(InferenceCall):
     def _parse_scanned(self, scanner: GrpcBodyScanner) -> None:
         nbytes = len(scanner.header) if len(scanner.header) > SHORT_NBYTES else 0
         self._is_parsed_elsewhere = True
-        run_off_loop(nbytes, scanner.parse, self._on_parsed, self._context.executor)
+        parse_off_loop(nbytes, scanner.parse, self._on_parsed, self._context.executor)
 
     def _on_parsed(self, found: InferRequest | RequestError) -> None:
         scanner = self._scanner
         assert scanner is not None
-        if isinstance(found, InferRequest) and not self.is_done and has_long_strings(found):
-            work = partial(check_strings, found)
-            run_off_loop(validation.SHORT_NBYTES, work, self._on_parsed, self._context.executor)
-            return
         self._is_parsed_elsewhere = False
         if self.is_done:
             self._release_memory()
@@ -196,17 +191,17 @@ class InferCall(InferenceCall):
             self._share.hold(0)
         nbytes = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         if context.level and nbytes >= COMPRESSED_NBYTES and self._call.coding:
-            work = partial(self._compressed, b"".join(pieces))
-            run_off_loop(nbytes, work, partial(self._send_compressed, answer))
+            coding = self._call.coding
+
+            def compressed() -> tuple[AnswerHead, tuple[bytes]]:
+                return _OK_CODED[coding], (protocol.compress_messages(coding, context.level, pieces),)
+
+            run_off_loop(nbytes, compressed, partial(self._send_compressed, answer))
         elif self._reception is None:
             self.is_done = True
             self._exchange.answer(OK, pieces, nbytes, answer.on_close and answer.close)
         else:
             self._send(OK, pieces, nbytes, answer)
-
-    def _compressed(self, message: bytes) -> tuple[AnswerHead, tuple[bytes]]:
-        coding = self._call.coding
-        return _OK_CODED[coding], (protocol.compress_messages(coding, self._context.level, message),)
 
     def _send_error(self, error: RequestError) -> None:
         protocol.refuse_call(self._exchange, error)

@@ -19,6 +19,7 @@ from gpuserve.front.protocols.access.body_decoding import (
     Inflater,
     Slice,
     inflate_off_loop,
+    parse_off_loop,
     run_off_loop,
 )
 from gpuserve.front.protocols.access.endpoints import Endpoint, Route, match_route
@@ -38,7 +39,6 @@ from gpuserve.front.protocols.http.multipart import FORM, binary_body, boundary_
 from gpuserve.front.requests import validation
 from gpuserve.front.requests.inference import InferRequest, InferResponse
 from gpuserve.front.requests.json_arrays import SHORT_NBYTES
-from gpuserve.front.requests.validation import check_strings, has_long_strings
 from gpuserve_worker.protocol.tensor import BYTES
 
 #: A whole body up to this size is credited to the client with its response, as in gRPC.
@@ -189,29 +189,24 @@ class InferReceiver(InferenceCall):
         if end:
             takes_long = scanner.json_nbytes > SHORT_NBYTES or scanner.has_many_objects
             nbytes = scanner.json_nbytes if takes_long else 0
-            run_off_loop(nbytes, scanner.finish, self._on_request, self._context.executor)
+            parse_off_loop(nbytes, partial(self._finish, scanner), self._on_request, self._context.executor)
 
-    def _on_request(self, found: tuple[InferRequest, OutputForm] | RequestError) -> None:
-        scanner, self._scanner = self._scanner, None
+    def _finish(self, scanner: HttpBodyScanner) -> InferRequest:
+        request, self._form = scanner.finish()
+        return request
+
+    def _on_request(self, found: InferRequest | RequestError) -> None:
         if isinstance(found, RequestError):
-            self._scanner = scanner  # its blocks are freed by refuse
-            self.refuse(found)
+            self.refuse(found)  # frees the scanner's blocks
             return
-        request, form = found
+        self._scanner = None
         if self.is_done:
-            free_body(request)
-        elif has_long_strings(request):
-
-            def work() -> tuple[InferRequest, OutputForm]:
-                return check_strings(request), form
-
-            run_off_loop(validation.SHORT_NBYTES, work, self._on_request, self._context.executor)
-        else:
-            try:
-                self._form = form
-                self._submit(request)
-            except Exception as error:
-                self.refuse(error)
+            free_body(found)
+            return
+        try:
+            self._submit(found)
+        except Exception as error:
+            self.refuse(error)
 
     # ---- the answer -----------------------------------------------------------------------
 
