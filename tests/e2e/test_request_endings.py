@@ -374,6 +374,20 @@ def test_streams(server: OperatedServer, how: str) -> None:
                 calls.ping()
 
 
+def test_streams_that_end_before_a_later_answer_is_due(server: OperatedServer) -> None:
+    answered = server.metric("gpuserve_requests_success_total", model="act")
+    with Calls(server) as calls:
+        number = calls.begin((), STREAM)
+        calls.body(number, frame(call("patient")) + frame(call()), end=False)
+        wait_until(
+            lambda: server.metric("gpuserve_requests_success_total", model="act") > answered,
+            "an answer that waits for an earlier one",
+            TIMEOUT_S,
+        )
+        calls.send(reset(number))
+        calls.ping()
+
+
 @pytest.mark.parametrize("how", ["reset", "leave"])
 def test_streams_whose_responses_are_not_read(server: OperatedServer, how: str) -> None:
     for name in ("many", "act", "chain"):

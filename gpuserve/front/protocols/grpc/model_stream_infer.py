@@ -42,16 +42,6 @@ MAX_ORDERED: Final = 4096
 _NOTHING: Final[deque[Any]] = deque()
 
 
-class _Ordered:
-    """A request whose single answer waits until the answers before it have been sent."""
-
-    __slots__ = ("answer", "pending")
-
-    def __init__(self, pending: PendingRequest) -> None:
-        self.pending = pending
-        self.answer: InferResponse | RequestError | None = None
-
-
 class InferStream:
     """The requests and messages of one call, in one object because each of them bounds the others."""
 
@@ -74,8 +64,8 @@ class InferStream:
         #: Intake share of requests that are incomplete or in flight.
         self.share = Share(service.intake, sender.endpoints.source)
         self._pending: set[PendingRequest] = set()
-        #: Answers in the order of the requests. A list is the ready message of a refused request.
-        self._ordered: deque[_Ordered | list[Piece]] = _NOTHING
+        #: Requests with one answer, sent in this order. A list is the ready message of a refused request.
+        self._ordered: deque[PendingRequest | list[Piece]] = _NOTHING
         self._outbox: deque[tuple[list[Piece], InferResponse | None]] = _NOTHING
         self._unread_nbytes = 0
         self._pending_nbytes = 0
@@ -248,7 +238,7 @@ class InferStream:
         elif response is not None:
             response.close()
 
-    def _enqueue_ordered(self, ordered: _Ordered | list[Piece]) -> None:
+    def _enqueue_ordered(self, ordered: PendingRequest | list[Piece]) -> None:
         if self._ordered is _NOTHING:
             self._ordered = deque()
         self._ordered.append(ordered)
@@ -268,16 +258,15 @@ class InferStream:
         pending = self._service.inference.submit(request, on_response if decoupled else None)
         self._pending.add(pending)
         self._pending_nbytes += nbytes
-        ordered = None if decoupled else _Ordered(pending)
-        if ordered is not None:
-            self._enqueue_ordered(ordered)
+        if not decoupled:
+            self._enqueue_ordered(pending)
 
         def on_answer(answer: asyncio.Future[Any]) -> None:
             self._pending_nbytes -= nbytes
             if self.share.nbytes:
                 self.share.hold(max(0, self.share.nbytes - nbytes))
             wake(self._reader)
-            self._on_answer(pending, ordered, answer)
+            self._on_answer(pending, answer)
 
         pending.answer.add_done_callback(on_answer)
 
@@ -288,52 +277,43 @@ class InferStream:
             response.close()
             self._enqueue_message(stream_error(pending.request, error, named=False))
 
-    def _on_answer(
-        self, pending: PendingRequest, ordered: _Ordered | None, answer: asyncio.Future[Any]
-    ) -> None:
-        self._pending.discard(pending)
+    def _on_answer(self, pending: PendingRequest, answer: asyncio.Future[Any]) -> None:
         if answer.cancelled():
             return
-        error = answer.exception()
-        given = error if isinstance(error, RequestError) else answer.result()
         if self.has_ended:
-            if isinstance(given, InferResponse):
-                given.close()
-        elif ordered is None and isinstance(given, InferResponse):
-            self._send_answer(pending, given)  # the model marked this response as the last
-        elif ordered is None:
-            if given is not None:
-                self._refuse(pending.request, given)
-            elif pending.request.empty_final:
-                final = pending.request
-                named = InferResponse(final.model_name, final.model_version, final.id, {}, [])
-                self._enqueue_message(stream_response(named, final=True))
-        else:
-            ordered.answer = given
+            if answer.exception() is None and answer.result() is not None:
+                answer.result().close()
+        elif pending.on_response is None:
             self._flush_ordered()
+        else:
+            self._send_answer(pending)
         wake(self._writer)
 
     def _flush_ordered(self) -> None:
-        while self._ordered:
-            first = self._ordered[0]
+        """Send the answers that wait for no earlier one. ``cancel`` closes those that still wait."""
+        while self._ordered and (isinstance(first := self._ordered[0], list) or first.answer.done()):
+            self._ordered.popleft()
             if isinstance(first, list):
-                self._ordered.popleft()
                 self._enqueue_message(first)
-            elif first.answer is None:
-                return
             else:
-                self._ordered.popleft()
-                self._send_answer(first.pending, first.answer)
+                self._send_answer(first)
 
-    def _send_answer(self, pending: PendingRequest, answer: InferResponse | RequestError) -> None:
+    def _send_answer(self, pending: PendingRequest) -> None:
+        self._pending.discard(pending)
+        error = pending.answer.exception()
+        answer = error if isinstance(error, RequestError) else pending.answer.result()
+        request = pending.request
         if isinstance(answer, RequestError):
-            self._refuse(pending.request, answer)
-            return
-        try:
-            self._enqueue_message(self._message(pending, answer, final=True), answer)
-        except RequestError as error:
-            answer.close()
-            self._refuse(pending.request, error)
+            self._refuse(request, answer)
+        elif answer is not None:  # of a decoupled model: the response that the model marked as the last
+            try:
+                self._enqueue_message(self._message(pending, answer, final=True), answer)
+            except RequestError as unfit:
+                answer.close()
+                self._refuse(request, unfit)
+        elif request.empty_final:
+            named = InferResponse(request.model_name, request.model_version, request.id, {}, [])
+            self._enqueue_message(stream_response(named, final=True))
 
     def _refuse(self, request: InferRequest, error: RequestError) -> None:
         if error.untried and isinstance(error, Stopping):
