@@ -21,7 +21,7 @@ import resource
 import stat
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gpuserve.config.settings.logs import RateLimitedLog
 from gpuserve.core.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unavailable
@@ -76,6 +76,12 @@ class RegionStatus(NamedTuple):
     key: str = ""
     offset: int = 0
     device_id: int = 0
+
+    def members(self, kind: RegionKind) -> dict[str, Any]:
+        """Return the members of an answer about a region of this kind, as JSON and messages name them."""
+        if kind is RegionKind.CUDA:
+            return {"name": self.name, "device_id": self.device_id, "byte_size": self.nbytes}
+        return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.nbytes}
 
 
 @dataclass(eq=False, slots=True)

@@ -36,7 +36,6 @@ from gpuserve.front.requests.limits import (
 
 #: protobuf parses messages without raw contents up to this size on the event loop, which takes at most 5 ms.
 SHORT_NBYTES: Final = 64 << 10
-_ALL_OUTPUTS: Final[tuple[tuple[str, ...], Sequence[Any]]] = ((), ())
 
 
 def decode(message_type: Any, body: bytes | bytearray | memoryview) -> Any:
@@ -86,14 +85,15 @@ def infer_request(
     outputs = message.outputs
     given = request_parameters(message.parameters, model_name) if message.parameters else NO_PARAMETERS
     inputs, in_regions = _inputs(message.inputs, raws, contents, model_name)
-    names, special = _output_names(outputs, model_name) if outputs else _ALL_OUTPUTS
+    check_count("outputs", len(outputs), MAX_OUTPUTS, model_name)
+    special = [one for one in outputs if one.parameters]
     request = InferRequest(
         model_name,
         message.model_version,
         message.id,
         dict(given.custom),
         inputs,
-        names,
+        tuple([one.name for one in outputs]),
         given.timeout_s,
         given.priority,
         given.empty_final,
@@ -118,13 +118,26 @@ def _inputs(
     tensors = []
     for position, tensor in enumerate(inputs):
         data: Data | None
-        if tensor.parameters and (data := _region_data(tensor, model_name)) is not None:
+        if tensor.parameters and (data := _tensor_region(tensor)) is not None:
             in_regions = True
+            if tensor.HasField("contents"):
+                raise InvalidArgument(
+                    "unexpected 'content' provided when using shared memory for input tensor "
+                    f"'{shown(tensor.name)}' for model '{shown(model_name)}'"
+                )
         elif tensor.HasField("contents") and not (
             # MLServer's client sends empty contents beside raw contents.
             raws and position not in contents and not tensor.contents.ListFields()
         ):
-            data = _contents(tensor, contents.get(position), bool(raws), model_name)
+            if raws:
+                raise InvalidArgument(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{shown(tensor.name)}' for model '{shown(model_name)}'"
+                )
+            if position in contents:
+                data = long_contents(contents[position], tensor.name, tensor.datatype, model_name)
+            else:
+                data = contents_data(tensor.contents, tensor.name, tensor.datatype, model_name)
         elif (data := next(entries, None)) is None:
             raise InvalidArgument(
                 f"unable to find data for input tensor '{shown(tensor.name)}' for model "
@@ -138,35 +151,6 @@ def _inputs(
             f"expected one for each of its {expected} inputs outside of shared memory"
         )
     return tensors, in_regions
-
-
-def _contents(
-    tensor: Any, cut: Sequence[memoryview] | None, has_raws: bool, model_name: str
-) -> bytes | memoryview:
-    if has_raws:
-        raise InvalidArgument(
-            "contents field must not be specified when using raw_input_contents for "
-            f"'{shown(tensor.name)}' for model '{shown(model_name)}'"
-        )
-    if cut is not None:
-        return long_contents(cut, tensor.name, tensor.datatype, model_name)
-    return contents_data(tensor.contents, tensor.name, tensor.datatype, model_name)
-
-
-def _region_data(tensor: Any, model_name: str) -> Data | None:
-    data = _tensor_region(tensor)
-    if data is not None and tensor.HasField("contents"):
-        raise InvalidArgument(
-            "unexpected 'content' provided when using shared memory for input tensor "
-            f"'{shown(tensor.name)}' for model '{shown(model_name)}'"
-        )
-    return data
-
-
-def _output_names(outputs: Any, model_name: str) -> tuple[tuple[str, ...], Sequence[Any]]:
-    """Return the requested output names, and the outputs that have parameters of their own."""
-    check_count("outputs", len(outputs), MAX_OUTPUTS, model_name)
-    return tuple([one.name for one in outputs]), [one for one in outputs if one.parameters]
 
 
 def _special_outputs(outputs: Any, model_name: str) -> tuple[Mapping[str, RegionSlice], Mapping[str, int]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -59,18 +60,31 @@ _IN_INPUT: Final[_Nested] = {4 << 3 | WireType.LENGTH: _ENTRY}
 _IN_OUTPUT: Final[_Nested] = {2 << 3 | WireType.LENGTH: _ENTRY}
 _IN_REQUEST: Final[_Nested] = {4 << 3 | WireType.LENGTH: _ENTRY, 6 << 3 | WireType.LENGTH: _IN_OUTPUT}
 
-_BYTES_NUMBER: Final = 8
-#: Field number of ``InferTensorContents`` -> the wire type of one element, and the numpy type of varints.
-_WIRE_ELEMENTS: Final = {
-    1: (WireType.VARINT, np.bool_),
-    2: (WireType.VARINT, np.int32),
-    3: (WireType.VARINT, np.int64),
-    4: (WireType.VARINT, np.uint32),
-    5: (WireType.VARINT, np.uint64),
-    6: (WireType.FIXED32, None),
-    7: (WireType.FIXED64, None),
-    _BYTES_NUMBER: (WireType.LENGTH, None),
-}
+
+class _Field(NamedTuple):
+    """A field of ``InferTensorContents``: the wire and the numpy type of its elements, and the v2 datatypes
+    that use it.
+    """
+
+    name: str
+    wire_type: WireType
+    element: Any
+    datatypes: str
+
+
+#: By their numbers, from 1 on. FP16 and BF16 have no field: they are raw only.
+_FIELDS: Final = (
+    _Field("bool_contents", WireType.VARINT, np.bool_, "BOOL"),
+    _Field("int_contents", WireType.VARINT, np.int32, "INT32/INT16/INT8"),
+    _Field("int64_contents", WireType.VARINT, np.int64, "INT64"),
+    _Field("uint_contents", WireType.VARINT, np.uint32, "UINT32/UINT16/UINT8"),
+    _Field("uint64_contents", WireType.VARINT, np.uint64, "UINT64"),
+    _Field("fp32_contents", WireType.FIXED32, np.float32, "FP32"),
+    _Field("fp64_contents", WireType.FIXED64, np.float64, "FP64"),
+    _Field("bytes_contents", WireType.LENGTH, np.object_, "BYTES"),
+)
+_BY_NAME: Final = {one.name: one for one in _FIELDS}
+_BY_DATATYPE: Final = {datatype: one for one in _FIELDS for datatype in one.datatypes.split("/")}
 
 
 class CutMessage(NamedTuple):
@@ -80,14 +94,12 @@ class CutMessage(NamedTuple):
     contents: dict[int, list[memoryview]]
 
 
+@dataclass(slots=True)
 class _Budget:
     """A count of remaining fields. ``refusal`` is raised for one field too many."""
 
-    __slots__ = ("left", "refusal")
-
-    def __init__(self, left: int, refusal: RequestError) -> None:
-        self.left = left
-        self.refusal = refusal
+    left: int
+    refusal: RequestError
 
     def spend(self, n: int) -> None:
         self.left -= n
@@ -216,14 +228,14 @@ def long_contents(parts: Sequence[memoryview], name: str, datatype: str, model_n
     """
     given = _read_fields(parts, name)
     where = f"for input tensor '{shown(name)}' for model '{shown(model_name)}'"
-    check_contents_field([_NAMES[number - 1] for number in sorted(given)], datatype, where)
+    _check_field([_FIELDS[number - 1] for number in sorted(given)], datatype, where)
     if not given:
         return memoryview(b"")
     ((number, data),) = given.items()
-    wire_type, element = _WIRE_ELEMENTS[number]
-    if element is not None:
-        data = _decode_varints(data, element, datatype, where)
-    elif datatype != BYTES and len(data) % (8 if wire_type is WireType.FIXED64 else 4):
+    field = _FIELDS[number - 1]
+    if field.wire_type is WireType.VARINT:
+        data = _decode_varints(data, field.element, datatype, where)
+    elif datatype != BYTES and len(data) % np.dtype(field.element).itemsize:
         raise malformed_message("a packed field does not hold a whole number of elements")
     return memoryview(data)
 
@@ -238,14 +250,15 @@ def _read_fields(parts: Sequence[memoryview], name: str) -> dict[int, bytearray]
     budget = _Budget(MAX_VALUES, refusal)
     for part in parts:
         for tag, _, start, end in _iterate_fields(part, budget):
-            number, wire_type = tag >> 3, tag & 7
-            expected, _ = _WIRE_ELEMENTS.get(number, (None, None))
-            if expected is None or wire_type not in (expected, WireType.LENGTH):
+            number = tag >> 3
+            if number > len(_FIELDS):
                 continue  # protobuf treats this as an unknown field, too
-            if start == end and number != _BYTES_NUMBER:
+            field = _FIELDS[number - 1]
+            is_bytes = field.wire_type is WireType.LENGTH
+            if tag & 7 not in (field.wire_type, WireType.LENGTH) or (start == end and not is_bytes):
                 continue
             data = given.setdefault(number, bytearray())
-            if number == _BYTES_NUMBER:
+            if is_bytes:
                 data += _pack_length(end - start)
             copied = start
             while end - copied > _COPIED_NBYTES:
@@ -294,38 +307,21 @@ def malformed_message(why: str) -> InvalidArgument:
 
 # ---- short requests, parsed by protobuf ----------------------------------------------------------
 
-#: Field -> the numpy type of its elements, and the v2 datatypes that use it. FP16 and BF16 have no field:
-#: they are raw only.
-_FIELD_TYPES: Final = {
-    "bool_contents": (np.bool_, "BOOL"),
-    "int_contents": (np.int32, "INT32/INT16/INT8"),
-    "int64_contents": (np.int64, "INT64"),
-    "uint_contents": (np.uint32, "UINT32/UINT16/UINT8"),
-    "uint64_contents": (np.uint64, "UINT64"),
-    "fp32_contents": (np.float32, "FP32"),
-    "fp64_contents": (np.float64, "FP64"),
-    "bytes_contents": (np.object_, "BYTES"),
-}
-#: Field names in the order of their numbers, from 1 on.
-_NAMES: Final = tuple(_FIELD_TYPES)
 #: Above this number, a list of strings takes too much memory.
 _FEW_STRINGS: Final = 1024
-_FIELD: Final = {
-    datatype: field for field, (_, datatypes) in _FIELD_TYPES.items() for datatype in datatypes.split("/")
-}
 
 
 def contents_data(contents: Any, name: str, datatype: str, model_name: str) -> bytes:
     """Return the elements as tensor bytes. Raise InvalidArgument for a wrong datatype or range."""
-    given = [descriptor.name for descriptor, _ in contents.ListFields()]
+    given = [_BY_NAME[descriptor.name] for descriptor, _ in contents.ListFields()]
     if not given:
         return b""
     where = f"for input tensor '{shown(name)}' for model '{shown(model_name)}'"
-    check_contents_field(given, datatype, where)
-    elements = getattr(contents, given[0])
+    _check_field(given, datatype, where)
+    elements = getattr(contents, given[0].name)
     if datatype == BYTES:
         return encode_bytes(elements) if len(elements) <= _FEW_STRINGS else _encode_strings(elements)
-    wide: NDArray[Any] = np.fromiter(elements, dtype=_FIELD_TYPES[given[0]][0], count=len(elements))
+    wide: NDArray[Any] = np.fromiter(elements, dtype=given[0].element, count=len(elements))
     return narrow_elements(wide, datatype, where).tobytes()
 
 
@@ -338,13 +334,13 @@ def _encode_strings(elements: Sequence[bytes]) -> bytes:
     return bytes(data)
 
 
-def check_contents_field(given: Sequence[str], datatype: str, where: str) -> None:
+def _check_field(given: Sequence[_Field], datatype: str, where: str) -> None:
     """Raise InvalidArgument if the elements are not all in the field of the datatype."""
-    expected = _FIELD.get(datatype)
+    expected = _BY_DATATYPE.get(datatype)
     for field in given:
-        if field != expected:
-            sentence = f"unexpected explicit tensor data {where} of type '{_FIELD_TYPES[field][1]}'"
-            if given[0] == expected:
+        if field is not expected:
+            sentence = f"unexpected explicit tensor data {where} of type '{field.datatypes}'"
+            if given[0] is expected:
                 raise InvalidArgument(f"{sentence}, binary data was already supplied.")
             raise InvalidArgument(f"{sentence}, expected datatype '{shown(datatype)}'")
 

@@ -5,7 +5,8 @@ message, and ``grpc.health.v1``. The service decides on the answers; this module
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
@@ -42,47 +43,28 @@ def check_health(source: HealthSource, body: bytes) -> bytes:
 
 
 async def serve_health_watch(source: HealthSource, call: CallHead, request: AsyncRequest) -> None:
-    """Answer ``Watch`` until the client leaves. Raises the status, or Stopping at the server's end."""
+    """Answer ``Watch`` until the client leaves. Raises ClientGone, or Stopping at the server's end."""
     body = await small_message(call, request)
     name = decode(schema().message(_REQUEST), body).service
     exchange = request.exchange
     exchange.start(200, OK_HEADERS)
-    gone = asyncio.ensure_future(request.wait_until_gone())
-    try:
-        async for reply in health_changes(source, name, gone):
-            exchange.send(frame(len(reply)) + reply)
-            await exchange.room()
-    finally:
-        gone.cancel()
-
-
-async def health_changes(source: HealthSource, name: str, gone: asyncio.Future[None]) -> AsyncIterator[bytes]:
-    """Yield the health now and at each change, until ``gone``. Raises Stopping when the front ends."""
     changed = asyncio.Event()
     unwatch = source.watch(changed.set)
     said: bytes | None = None
     try:
-        while not gone.done():
+        while True:
             serving = source.of(name)
             reply = _SERVICE_UNKNOWN if serving is None else health_message(serving)
             if reply != said:
                 said = reply
-                yield reply
+                exchange.send(frame(len(reply)) + reply)
+                await exchange.room()
             if source.ended:
                 raise Stopping("the server is shutting down")
-            await _either(changed, gone)
+            await request.wait_unless_gone(asyncio.ensure_future(changed.wait()))
             changed.clear()
     finally:
         unwatch()
-
-
-async def _either(changed: asyncio.Event, gone: asyncio.Future[None]) -> None:
-    waiting = asyncio.ensure_future(changed.wait())
-    either: set[asyncio.Future[Any]] = {waiting, gone}
-    try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
 
 
 # ---- inference.GRPCInferenceService --------------------------------------------------------------
@@ -123,20 +105,9 @@ async def _change_model(change: Callable[[str, dict[str, Any]], Awaitable[Any]],
 # ---- settings and regions of shared memory ------------------------------------------------------
 
 
-def _system_status(service: InferenceService, request: Any) -> Any:
-    response = pb.SystemSharedMemoryStatusResponse()
-    for one in service.control.regions.status(RegionKind.SYSTEM, request.name):
-        region = response.regions[one.name]
-        region.name, region.key, region.offset, region.byte_size = one.name, one.key, one.offset, one.nbytes
-    return response
-
-
-def _cuda_status(service: InferenceService, request: Any) -> Any:
-    response = pb.CudaSharedMemoryStatusResponse()
-    for one in service.control.regions.status(RegionKind.CUDA, request.name):
-        region = response.regions[one.name]
-        region.name, region.device_id, region.byte_size = one.name, one.device_id, one.nbytes
-    return response
+def _region_status(kind: RegionKind, response: Any, service: InferenceService, request: Any) -> Any:
+    found = service.control.regions.status(kind, request.name)
+    return response(regions={one.name: one.members(kind) for one in found})
 
 
 # ---- the tables ---------------------------------------------------------------------------------
@@ -172,11 +143,13 @@ _METHODS: Final[dict[str, Callable[[InferenceService, Any], Any | Awaitable[Any]
     "LogSettings": lambda service, request: admin_codec.log_message(
         service.control.log.update(admin_codec.parse_log_message(request))
     ),
-    "SystemSharedMemoryStatus": _system_status,
+    "SystemSharedMemoryStatus": partial(
+        _region_status, RegionKind.SYSTEM, pb.SystemSharedMemoryStatusResponse
+    ),
     "SystemSharedMemoryUnregister": lambda service, request: service.control.regions.unregister(
         RegionKind.SYSTEM, request.name
     ),
-    "CudaSharedMemoryStatus": _cuda_status,
+    "CudaSharedMemoryStatus": partial(_region_status, RegionKind.CUDA, pb.CudaSharedMemoryStatusResponse),
     "CudaSharedMemoryRegister": lambda service, request: service.control.regions.register_cuda(
         request.name, request.raw_handle, request.device_id, request.byte_size
     ),

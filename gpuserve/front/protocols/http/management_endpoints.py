@@ -41,9 +41,9 @@ class ManagementEndpoints:
                 admin_codec.trace_json(service.control.trace.settings(route.model_name))
             ),
             Endpoint.LOGGING: lambda _: json_answer(admin_codec.log_json(service.control.log.settings)),
-            Endpoint.SYSTEM_REGION_STATUS: self._system_status,
+            Endpoint.SYSTEM_REGION_STATUS: partial(self._region_status, RegionKind.SYSTEM),
             Endpoint.SYSTEM_REGION_UNREGISTER: partial(self._unregister, RegionKind.SYSTEM),
-            Endpoint.CUDA_REGION_STATUS: self._cuda_status,
+            Endpoint.CUDA_REGION_STATUS: partial(self._region_status, RegionKind.CUDA),
             Endpoint.CUDA_REGION_UNREGISTER: partial(self._unregister, RegionKind.CUDA),
         }
         self.awaiting: dict[Endpoint, AsyncEndpoint] = {
@@ -87,17 +87,9 @@ class ManagementEndpoints:
 
     # ---- regions --------------------------------------------------------------------------
 
-    def _system_status(self, route: Route) -> HttpAnswer:
-        found = self._service.control.regions.status(RegionKind.SYSTEM, route.region_name)
-        rows = [
-            {"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.nbytes} for one in found
-        ]
-        return json_answer(rows)
-
-    def _cuda_status(self, route: Route) -> HttpAnswer:
-        found = self._service.control.regions.status(RegionKind.CUDA, route.region_name)
-        rows = [{"name": one.name, "device_id": one.device_id, "byte_size": one.nbytes} for one in found]
-        return json_answer(rows)
+    def _region_status(self, kind: RegionKind, route: Route) -> HttpAnswer:
+        found = self._service.control.regions.status(kind, route.region_name)
+        return json_answer([one.members(kind) for one in found])
 
     def _unregister(self, kind: RegionKind, route: Route) -> HttpAnswer:
         self._service.control.regions.unregister(kind, route.region_name)
