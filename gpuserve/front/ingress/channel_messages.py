@@ -3,12 +3,11 @@
     front -> ingress   IngressSetup, Connect, ChangeSettings, ChangeLogSettings, AnnounceShutdown, ReloadTls,
                        StopIngress, SpentTokens, WholeResponsePart, WholeResponse, ResponseStart,
                        ResponseData, DropUnsent, ResponseEnd, ResponseReset, BodyConsumed, PublishedModel,
-                       FrontState, BatchOutputs, RequestResult, FailedRequest, StreamEnded, LendSegment,
-                       UnlendSegment, BlocksFreed
+                       FrontState, BatchOutputs, RequestResult, FailedRequest, StreamEnded, Lend, Unlend, Free
     ingress -> front   HeldConnections, IngressStatus, ReceivedConnections, ClosedConnections, SpentTokens,
                        RequestOpened, RequestBody, RequestAborted, ResponseCredit, RequestTemplate,
                        TemplatedRequests, ForgetTemplates, SubmitRequest, CancelRequests, LeasesClosed,
-                       IngressSegment, DropIngressSegment
+                       Segment, DropSegment
 
 An *exchange* is one request at its connection, by a number that its ingress process never reuses. An ingress
 process forwards requests that it does not answer unchanged, and the front answers them like any others.
@@ -22,13 +21,14 @@ front is mistaken for another's. Tickets and exchange numbers continue.
 
 The encoding is that of the workers' wire (``gpuserve_worker.protocol.wire``): named tuples as msgpack arrays
 with a tag, several in one datagram, descriptors beside a message that is alone. Both ends have one version.
+The messages about segments of arenas are those of the wire.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gpuserve_worker.protocol.wire import MessageCodec
+from gpuserve_worker.protocol.wire import DropSegment, Free, Lend, MessageCodec, Segment, Unlend
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
@@ -370,38 +370,6 @@ class LeasesClosed(NamedTuple):
     leases: tuple[int, ...]
 
 
-class IngressSegment(NamedTuple):
-    """A new segment of the arena of the ingress process, with its memfd as descriptor."""
-
-    segment: int
-    nbytes: int
-
-
-class DropIngressSegment(NamedTuple):
-    """A dropped segment of the arena of the ingress process. No later message refers to it."""
-
-    segment: int
-
-
-class BlocksFreed(NamedTuple):
-    """Blocks of the arena of the ingress process without readers: (segment, offset) each."""
-
-    blocks: tuple[tuple[int, int], ...]
-
-
-class LendSegment(NamedTuple):
-    """A lent segment of a worker's arena, by a number of the front, with its memfd as descriptor."""
-
-    segment: int
-    nbytes: int
-
-
-class UnlendSegment(NamedTuple):
-    """A lent segment that no later response refers to."""
-
-    segment: int
-
-
 # fmt: off
 CHANNEL_MESSAGES: Final = MessageCodec(dict(enumerate((
     IngressSetup, Connect, ReceivedConnections, ClosedConnections, ChangeSettings, ChangeLogSettings,
@@ -409,7 +377,6 @@ CHANNEL_MESSAGES: Final = MessageCodec(dict(enumerate((
     WholeResponsePart, WholeResponse, ResponseStart, ResponseData, ResponseCredit, DropUnsent, ResponseEnd,
     ResponseReset, BodyConsumed, PublishedModel, FrontState, RequestTemplate, TemplatedRequests,
     ForgetTemplates, SubmitRequest, CancelRequests, BatchOutputs, RequestResult, FailedRequest, StreamEnded,
-    LeasesClosed, IngressSegment, DropIngressSegment, BlocksFreed, LendSegment, UnlendSegment, SpentTokens,
-    HeldConnections, UnreadRequest,
+    LeasesClosed, Segment, DropSegment, Free, Lend, Unlend, SpentTokens, HeldConnections, UnreadRequest,
 ), start=1)))
 # fmt: on

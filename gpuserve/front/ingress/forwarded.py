@@ -5,7 +5,6 @@ Responses are sent in pieces, of which a few are on their way at a time.
 from __future__ import annotations
 
 import asyncio
-import enum
 import functools
 import logging
 from collections import deque
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from gpuserve.core.states import StepTable
 from gpuserve.front.ingress import channel_messages as messages
 from gpuserve.front.ingress.ipc_channel import WINDOW_NBYTES, IpcChannel, split_into_pieces
 from gpuserve.front.net import exchange as net
@@ -31,27 +29,6 @@ _UNSENT_NBYTES: Final = 256 << 10
 _UNCREDITED_NBYTES: Final = 8 << 10
 
 
-class ForwardedProgress(enum.Enum):
-    """The progress of a response to the ingress process."""
-
-    AWAITED = "it has not started"
-    STARTED = "its head was sent, and perhaps a part of its body"
-    ENDING = "it is complete here, and the rest is sent as the ingress process grants credit"
-    OVER = "it was sent, or nobody waits for it"
-
-
-_AWAITED: Final = ForwardedProgress.AWAITED
-_OVER: Final = ForwardedProgress.OVER
-
-_PROGRESS: Final = StepTable(
-    "a forwarded response",
-    {
-        ForwardedProgress.AWAITED: set(ForwardedProgress) - {ForwardedProgress.AWAITED},
-        ForwardedProgress.STARTED: {ForwardedProgress.ENDING, ForwardedProgress.OVER},
-        ForwardedProgress.ENDING: {ForwardedProgress.OVER},
-        ForwardedProgress.OVER: (),
-    },
-)
 #: The last message of a response.
 _Last: TypeAlias = (
     messages.WholeResponse | messages.ResponseStart | messages.ResponseData | messages.ResponseEnd
@@ -121,8 +98,8 @@ class ForwardedExchange:
     """One request at a connection of an ingress process: an ``Exchange``."""
 
     __slots__ = (
-        "_body_ended", "_exchanges", "_last", "_number", "_on_way_nbytes", "_progress", "_release", "_sink",
-        "_uncredited_nbytes", "_unsent", "_unsent_nbytes", "_waiter", "endpoints", "head",
+        "_body_ended", "_exchanges", "_is_over", "_last", "_number", "_on_way_nbytes", "_release", "_sink",
+        "_uncredited_nbytes", "_unsent", "_unsent_nbytes", "_waiter", "ended", "endpoints", "head", "started",
     )  # fmt: skip
 
     def __init__(
@@ -132,7 +109,9 @@ class ForwardedExchange:
         self.endpoints = ends
         self._exchanges = exchanges
         self._number = number
-        self._progress = _AWAITED
+        #: Whether the response has begun; whether it is complete here, and the rest is sent as the ingress
+        #: process grants credit; and whether all was sent, or nobody waits for it.
+        self.started = self.ended = self._is_over = False
         self._sink: BodyReceiver | None = None
         self._body_ended = False
         self._uncredited_nbytes = 0
@@ -173,18 +152,10 @@ class ForwardedExchange:
 
     # ---- the response ---------------------------------------------------------------------
 
-    @property
-    def started(self) -> bool:
-        return self._progress is not _AWAITED
-
-    @property
-    def ended(self) -> bool:
-        return self._progress is _OVER or self._progress is ForwardedProgress.ENDING
-
     def answer(
         self, head: net.AnswerHead, body: Sequence[Piece], nbytes: int, release: Release | None = None
     ) -> None:
-        if self._progress is not _AWAITED:
+        if self.started:
             if release is not None:
                 release()
             return
@@ -200,7 +171,7 @@ class ForwardedExchange:
         if end:
             self._end(message)
         else:
-            self._move(ForwardedProgress.STARTED)
+            self.started = True
             self._exchanges.post(message)
 
     def send(self, data: bytes, end: bool = False) -> None:
@@ -226,7 +197,7 @@ class ForwardedExchange:
             net.wake(self._waiter)
 
     def reset(self) -> None:
-        if self._progress is not _OVER:
+        if not self._is_over:
             self._exchanges.post(messages.ResponseReset(self._number))
             self.drop()
 
@@ -239,10 +210,10 @@ class ForwardedExchange:
             self._uncredited_nbytes = 0
 
     async def room(self) -> None:
-        while self._is_full and self._progress is not _OVER:
+        while self._is_full and not self._is_over:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        if self._progress is _OVER:
+        if self._is_over:
             raise ConnectionResetError("the client is gone")
 
     # ---- what of it has gone --------------------------------------------------------------
@@ -258,7 +229,7 @@ class ForwardedExchange:
 
     def _end(self, last: _Last) -> None:
         """Complete the response. A sink that still gets the body is told to ignore the rest."""
-        self._move(ForwardedProgress.ENDING)
+        self.started = self.ended = True
         self._last = last
         sink, self._sink = self._sink, None
         self._push()
@@ -278,15 +249,12 @@ class ForwardedExchange:
             self._complete()
 
     def _complete(self) -> None:
-        if self._progress is _OVER:
+        if self._is_over:
             return
-        self._move(_OVER)
+        self.started = self.ended = self._is_over = True
         self._exchanges.forget(self._number)
         self._unsent.clear()
         net.wake(self._waiter)
         release, self._release = self._release, None
         if release is not None:
             release()
-
-    def _move(self, progress: ForwardedProgress) -> None:
-        self._progress = _PROGRESS.step(self._progress, progress)

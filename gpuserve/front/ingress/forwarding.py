@@ -55,10 +55,10 @@ class RequestForwarder:
                 (messages.WholeResponse, ForwardedRequest.answer),
                 (messages.ResponseStart, ForwardedRequest.start),
                 (messages.ResponseData, ForwardedRequest.send),
-                (messages.DropUnsent, ForwardedRequest.drop_unsent),
+                (messages.DropUnsent, lambda one, _: one.exchange.drop_unsent()),
                 (messages.ResponseEnd, ForwardedRequest.finish),
-                (messages.ResponseReset, ForwardedRequest.reset),
-                (messages.BodyConsumed, ForwardedRequest.consumed),
+                (messages.ResponseReset, lambda one, _: one.abort()),
+                (messages.BodyConsumed, lambda one, message: one.exchange.consumed(message.nbytes)),
             )
         }
 
@@ -111,12 +111,12 @@ class ForwardedRequest:
     """A forwarded request: the receiver of its body, and the handler of the front's messages about it."""
 
     __slots__ = (
-        "_exchange", "_forwarding", "_held", "_number", "_parts", "_replay", "_uncredited_nbytes", "_waiting",
+        "_forwarding", "_held", "_number", "_parts", "_replay", "_uncredited_nbytes", "_waiting", "exchange",
     )  # fmt: skip
 
     def __init__(self, forwarding: RequestForwarder, exchange: Exchange, number: int, is_safe: bool) -> None:
         self._forwarding = forwarding
-        self._exchange = exchange
+        self.exchange = exchange
         self._number = number
         #: The messages for the next front, while none is connected.
         self._held: list[Any] | None = None
@@ -153,9 +153,9 @@ class ForwardedRequest:
     def hold_for_retry(self, outage: FrontOutage) -> bool:
         """Hold all messages for the next front. Returns False if the request must not be repeated."""
         replay, self._replay = self._replay, None
-        if replay is None or self._parts or self._exchange.started:
+        if replay is None or self._parts or self.exchange.started:
             return False
-        if self._forwarding.is_urgent(self._exchange.head):
+        if self._forwarding.is_urgent(self.exchange.head):
             return False
         self.hold(outage)
         self._held = replay
@@ -176,10 +176,10 @@ class ForwardedRequest:
             self._held.clear()
         if not self._forwarding.forget(self._number):
             return
-        if self._exchange.started and not self._exchange.head.is_grpc:
-            self._exchange.reset()
+        if self.exchange.started and not self.exchange.head.is_grpc:
+            self.exchange.reset()
         else:
-            self._forwarding.refuse(self._exchange, error)
+            self._forwarding.refuse(self.exchange, error)
 
     def _resume(self) -> None:
         held, self._held = self._held, None
@@ -197,42 +197,33 @@ class ForwardedRequest:
         body, self._parts = (*self._parts, message.body), []
         head = self._forwarding.answer_head(message.status, message.headers, message.trailers)
         self._forwarding.forget(self._number)
-        self._exchange.answer(head, body, sum(map(len, body)))
+        self.exchange.answer(head, body, sum(map(len, body)))
 
     def start(self, message: messages.ResponseStart) -> None:
         if message.end:
             self._forwarding.forget(self._number)
-        self._exchange.start(message.status, message.headers, message.end)
+        self.exchange.start(message.status, message.headers, message.end)
 
     def send(self, message: messages.ResponseData) -> None:
         if message.end:
             self._forwarding.forget(self._number)
-        self._exchange.send(message.data, message.end)
+        self.exchange.send(message.data, message.end)
         self._uncredited_nbytes += len(message.data)
         is_due = self._uncredited_nbytes >= ipc_channel.CREDIT_NBYTES
-        if is_due and self._waiting is None and not self._exchange.ended:
+        if is_due and self._waiting is None and not self.exchange.ended:
             self._waiting = asyncio.get_running_loop().create_task(self._grant_credit())
-
-    def drop_unsent(self, message: messages.DropUnsent) -> None:
-        self._exchange.drop_unsent()
 
     def finish(self, message: messages.ResponseEnd) -> None:
         self._forwarding.forget(self._number)
-        self._exchange.finish(message.trailers)
-
-    def reset(self, message: messages.ResponseReset) -> None:
-        self.abort()
+        self.exchange.finish(message.trailers)
 
     def abort(self) -> None:
         self._forwarding.forget(self._number)
-        self._exchange.reset()
-
-    def consumed(self, message: messages.BodyConsumed) -> None:
-        self._exchange.consumed(message.nbytes)
+        self.exchange.reset()
 
     async def _grant_credit(self) -> None:
         with contextlib.suppress(ConnectionResetError):
-            await self._exchange.room()
+            await self.exchange.room()
             self._waiting = None
             nbytes, self._uncredited_nbytes = self._uncredited_nbytes, 0
             self._forwarding.post(messages.ResponseCredit(self._number, nbytes))

@@ -35,8 +35,8 @@ class IngressMemory:
         self._closed: list[int] = []
         self.arena = Arena(max_arena_nbytes, self._on_segment, self._on_drop)
         self.handlers: Mapping[type, Callable[[Any], None]] = {
-            messages.BlocksFreed: self._on_freed,
-            messages.UnlendSegment: lambda message: self._lent.detach(message.segment),
+            wire.Free: self._on_freed,
+            wire.Unlend: lambda message: self._lent.detach(message.segment),
         }
 
     def describe(self, data: Any, problem: str | None = None) -> Any:
@@ -74,7 +74,7 @@ class IngressMemory:
         """Return the bytes of an output that the front described."""
         return described if type(described) is bytes else self._lent.view(*described)
 
-    def attach(self, message: messages.LendSegment, fds: list[int]) -> None:
+    def attach(self, message: wire.Lend, fds: list[int]) -> None:
         """Map a lent segment. The caller keeps its descriptor."""
         self._lent.attach(message.segment, fds[0], message.nbytes)
 
@@ -114,15 +114,15 @@ class IngressMemory:
         closed, self._closed = self._closed, []
         self._channel.post(messages.LeasesClosed(tuple(closed)))
 
-    def _on_freed(self, message: messages.BlocksFreed) -> None:
+    def _on_freed(self, message: wire.Free) -> None:
         for place in message.blocks:
             self._blocks.pop(place).free()
 
     def _on_segment(self, segment: int, fd: int, nbytes: int) -> None:
-        self._channel.send(messages.IngressSegment(segment, nbytes), [fd])
+        self._channel.send(wire.Segment(segment, nbytes), [fd])
 
     def _on_drop(self, segment: int) -> None:
-        self._channel.post(messages.DropIngressSegment(segment))
+        self._channel.post(wire.DropSegment(segment))
 
 
 def place_of(one: RegionSlice) -> tuple[str, int, int]:
@@ -144,7 +144,7 @@ class IngressLoans:
         self.on_close: list[Callable[[Any], None]] = []
         self.handlers: Mapping[type, Callable[[Any], None]] = {
             messages.LeasesClosed: self._on_closed,
-            messages.DropIngressSegment: lambda message: self._memory.detach(message.segment),
+            wire.DropSegment: lambda message: self._memory.detach(message.segment),
         }
 
     @property
@@ -154,7 +154,7 @@ class IngressLoans:
 
     # ---- from the ingress process ------------------------------------------------------------------------
 
-    def attach(self, message: messages.IngressSegment, fds: list[int]) -> None:
+    def attach(self, message: wire.Segment, fds: list[int]) -> None:
         """Map a segment of the arena of the ingress process. The caller keeps its descriptor."""
         self._memory.attach(message.segment, fds[0], message.nbytes)
 
@@ -171,7 +171,7 @@ class IngressLoans:
 
     def _send_freed(self) -> None:
         freed, self._freed = self._freed, []
-        self._channel.post(messages.BlocksFreed(tuple(freed)))
+        self._channel.post(wire.Free(tuple(freed)))
 
     # ---- from workers -------------------------------------------------------------------------
 
@@ -206,10 +206,10 @@ class IngressLoans:
         return next(self._numbers)
 
     def send(self, message: wire.Lend | wire.Unlend, fds: Sequence[int] = ()) -> None:
-        if isinstance(message, wire.Lend):
-            self._channel.send(messages.LendSegment(*message), fds)
+        if fds:
+            self._channel.send(message, fds)
         else:
-            self._channel.post(messages.UnlendSegment(*message))
+            self._channel.post(message)
 
     def _on_closed(self, message: messages.LeasesClosed) -> None:
         for lease in message.leases:

@@ -24,6 +24,7 @@ from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.service.server_health import ServerHealth
 from gpuserve.model.spec import CLIENT, ModelSpec
 from gpuserve_worker.memory.arena import ArenaStatistics
+from gpuserve_worker.protocol import wire
 
 URGENT: Final = frozenset({messages.PublishedModel, messages.FrontState})
 
@@ -187,7 +188,7 @@ class IngressService:
             **self._replica.handlers,
         }
 
-    def attach(self, message: messages.LendSegment, fds: list[int]) -> None:
+    def attach(self, message: wire.Lend, fds: list[int]) -> None:
         """Map a segment that the front lends. The caller keeps its descriptor."""
         self._requests.memory.attach(message, fds)
 

@@ -24,6 +24,7 @@ from gpuserve.front.observability.tracing.request_trace import Reception, Recept
 from gpuserve.front.requests.inference import NOTHING, InferRequest, InferResponse, InputTensor, RegionSlice
 from gpuserve.front.service.control import TraceControl
 from gpuserve.front.service.inference_service import Inference, InferenceService
+from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.payloads import Sequence as SequencePart
 
 
@@ -44,7 +45,7 @@ class IngressSession:
         """Start publishing models, once the ingress process has its settings."""
         self._publisher.open()
 
-    def attach(self, message: messages.IngressSegment, fds: list[int]) -> None:
+    def attach(self, message: wire.Segment, fds: list[int]) -> None:
         """Map a segment of the arena of the ingress process. The caller keeps its descriptor."""
         self._requests.loans.attach(message, fds)
 

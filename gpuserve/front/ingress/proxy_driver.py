@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gpuserve.core.errors import RequestError, Stopping, Unavailable, inner_code, request_error
 from gpuserve.front.ingress import channel_messages as messages
@@ -24,10 +24,6 @@ from gpuserve.front.scheduling import refusals
 from gpuserve.front.scheduling.scheduler import SchedulerStatistics
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import ORPHANS, OUTPUT_LEASE, OutOfMemory
-
-if TYPE_CHECKING:
-    pass
-
 
 #: The headers that identify a trace.
 _TRACE_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
