@@ -98,12 +98,7 @@ class ChatDocuments(AnswerDocuments):
             content["content"] = delta.text
         if delta.tool_call is not None:
             content["tool_calls"] = [self._tool_call_part(index, delta.tool_call)]
-        return {
-            "index": index,
-            "delta": content,
-            "logprobs": self._logprobs_of(delta.tokens),
-            "finish_reason": delta.finish_reason or None,
-        }
+        return self._choice(index, "delta", content, delta.tokens, delta.finish_reason or None)
 
     def whole_choice(self, index: int, deltas: Sequence[Delta]) -> Node:
         text = "".join([one.text for one in deltas])
@@ -112,12 +107,13 @@ class ChatDocuments(AnswerDocuments):
         if calls:
             message["tool_calls"] = calls
         tokens = [token for one in deltas for token in one.tokens]
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": self._logprobs_of(tokens),
-            "finish_reason": deltas[-1].finish_reason,
-        }
+        return self._choice(index, "message", message, tokens, deltas[-1].finish_reason)
+
+    def _choice(
+        self, index: int, key: str, content: Node, tokens: Sequence[Token], reason: str | None
+    ) -> Node:
+        logprobs = self._logprobs_of(tokens)
+        return {"index": index, key: content, "logprobs": logprobs, "finish_reason": reason}
 
     def _tool_call_part(self, index: int, call: ToolCall) -> Node:
         key = (index, call.index)

@@ -13,6 +13,7 @@ import itertools
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -33,17 +34,15 @@ _FLAG_FIELDS: Final = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "
 _PREFIX: Final = "CONTROL_SEQUENCE_"
 
 
+@dataclass(eq=False, slots=True)
 class IterativeState:
     """An active request. ``received`` is None once the request is released; ``answers`` are not sent yet."""
 
-    __slots__ = ("answers", "is_over", "origin", "received", "responses")
-
-    def __init__(self, origin: Request, received: ReceivedRequest, responses: BatchResponseQueue) -> None:
-        self.origin = origin
-        self.received: ReceivedRequest | None = received
-        self.responses = responses
-        self.answers: deque[Any] = deque()
-        self.is_over = False
+    origin: Request
+    received: ReceivedRequest | None
+    responses: BatchResponseQueue
+    answers: deque[Any] = field(default_factory=deque)
+    is_over: bool = False
 
 
 class IterativeModel(ExecutedModel):
@@ -144,8 +143,8 @@ class _Controls:
                 datatype = control["data_type"].removeprefix("TYPE_")
                 self._ids.append((name, object if datatype == "STRING" else numpy_dtype(datatype)))
                 continue
-            field, datatype = next(pair for pair in _FLAG_FIELDS.items() if control.get(pair[0]))
-            false, true = (np.full(self._shape, value, numpy_dtype(datatype)) for value in control[field])
+            key, datatype = next(pair for pair in _FLAG_FIELDS.items() if control.get(pair[0]))
+            false, true = (np.full(self._shape, value, numpy_dtype(datatype)) for value in control[key])
             self._first[name] = false if kind == "END" else true
             if kind == "START":
                 self.later[name] = false

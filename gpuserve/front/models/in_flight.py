@@ -153,8 +153,7 @@ class InFlightBatches:
         if flight.timer is not None:
             flight.timer.cancel()
         if inputs_free:
-            for block in flight.blocks:
-                block.free()
+            _free(flight.blocks)
             return flight
         if flight.in_place:
             # The callable kept an array over the body, which outlives its request.
@@ -177,13 +176,18 @@ class InFlightBatches:
         """Remove and return the requests of a worker that is not dead yet, and keep its blocks until then."""
         requests: list[PendingRequest] = []
         kept = self._abandoned.setdefault(link, [])
-        for batch_id in [n for n, flight in self._flights.items() if flight.link is link]:
-            flight = self._flights.pop(batch_id)
-            if flight.timer is not None:
-                flight.timer.cancel()
+        for flight in self._remove_batches(link):
             kept += flight.blocks
             requests += flight.requests
         return requests
+
+    def _remove_batches(self, link: WorkerLink) -> list[InFlightBatch]:
+        flights = [flight for flight in self._flights.values() if flight.link is link]
+        for flight in flights:
+            del self._flights[flight.batch.batch_id]
+            if flight.timer is not None:
+                flight.timer.cancel()
+        return flights
 
     @property
     def abandoned(self) -> Collection[WorkerLink]:
@@ -199,10 +203,7 @@ class InFlightBatches:
         """Free all blocks of a dead worker. Returns the requests that were at the worker, in order."""
         requests: list[PendingRequest] = []
         _free(self._abandoned.pop(link, ()))
-        for batch_id in [n for n, flight in self._flights.items() if flight.link is link]:
-            flight = self._flights.pop(batch_id)
-            if flight.timer is not None:
-                flight.timer.cancel()
+        for flight in self._remove_batches(link):
             _free(flight.blocks)
             requests += flight.requests
         for batch_id in [n for n, (lender, _) in self._lent.items() if lender is link]:

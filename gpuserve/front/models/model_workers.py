@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -321,15 +322,13 @@ class OverdueCall(NamedTuple):
     limit_s: float
 
 
+@dataclass(eq=False, slots=True)
 class _WatchedCall:
     """One batch since the first poll that saw it, or since its last response."""
 
-    __slots__ = ("n_responses", "reported", "since")
-
-    def __init__(self, call: RunningCall, since: float) -> None:
-        self.n_responses = call.n_responses
-        self.since = since
-        self.reported = False
+    n_responses: int
+    since: float
+    reported: bool = False
 
 
 class CallWatch:
@@ -353,7 +352,7 @@ class CallWatch:
         for call in calls:
             seen = before.get(call.batch_id)
             if seen is None:
-                seen = _WatchedCall(call, min(now, call.began_at + stood_s))
+                seen = _WatchedCall(call.n_responses, min(now, call.began_at + stood_s))
             elif call.is_held_back or call.n_responses != seen.n_responses:
                 seen.n_responses, seen.since = call.n_responses, now
             else:

@@ -7,13 +7,13 @@ import enum
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from gpuserve.core.errors import RequestError
 from gpuserve.front.ipc.scatter import Answer
 from gpuserve.front.models.response_cache import CacheKey
-from gpuserve.front.observability.access_log import notes_of
+from gpuserve.front.observability.access_log import RequestNotes, notes_of
 from gpuserve.front.requests import inference
 from gpuserve.front.requests.inference import InferRequest, InferResponse
 from gpuserve.front.requests.validation import CheckedRequest
@@ -227,58 +227,39 @@ class RequestObserver(Protocol):
 
 
 class AccessLogObserver:
-    """Notes the queue time, the run time and the batch of requests for the access log."""
+    """Notes the queue time, the run time and the batch of requests for the access log. The observer
+    ``tracer`` is called as well.
+    """
+
+    def __init__(self, tracer: RequestObserver | None) -> None:
+        self._tracer = tracer
 
     def on_submitted(self, pending: PendingRequest) -> None:
-        """Do nothing: the model of the request was noted before."""
+        if self._tracer is not None:
+            self._tracer.on_submitted(pending)
 
-    def on_refused(self, *_: object) -> None:
-        """Do nothing: the log line has the status."""
+    def on_refused(self, request: InferRequest, error: RequestError, pending: PendingRequest | None) -> None:
+        if self._tracer is not None:
+            self._tracer.on_refused(request, error, pending)
 
     def on_dispatched(self, batch: Batch) -> None:
         now = time.monotonic()
-        for one in batch.requests:
-            assert isinstance(one, PendingRequest)
-            notes = None if one.is_ensemble_step else notes_of(one.request)
-            if notes is not None:
-                notes.dispatched(now - one.enqueued_at, batch.rows)
+        for one, notes in _noted(batch):
+            notes.dispatched(now - one.enqueued_at, batch.rows)
+        if self._tracer is not None:
+            self._tracer.on_dispatched(batch)
 
     def on_computed(self, batch: Batch, done: wire.Done) -> None:
         compute_s = (done.compute_input_ns + done.compute_infer_ns + done.compute_output_ns) * 1e-9
-        for one in batch.requests:
-            assert isinstance(one, PendingRequest)
-            notes = None if one.is_ensemble_step else notes_of(one.request)
-            if notes is not None:
-                notes.computed(compute_s)
+        for _, notes in _noted(batch):
+            notes.computed(compute_s)
+        if self._tracer is not None:
+            self._tracer.on_computed(batch, done)
 
 
-class ObserverPair:
-    """Two observers, called one after the other."""
-
-    def __init__(self, first: RequestObserver, second: RequestObserver) -> None:
-        self._each = first, second
-
-    def on_submitted(self, pending: PendingRequest) -> None:
-        for one in self._each:
-            one.on_submitted(pending)
-
-    def on_refused(self, request: InferRequest, error: RequestError, pending: PendingRequest | None) -> None:
-        for one in self._each:
-            one.on_refused(request, error, pending)
-
-    def on_dispatched(self, batch: Batch) -> None:
-        for one in self._each:
-            one.on_dispatched(batch)
-
-    def on_computed(self, batch: Batch, done: wire.Done) -> None:
-        for one in self._each:
-            one.on_computed(batch, done)
-
-
-def combined_observer(
-    tracer: RequestObserver | None, notes: RequestObserver | None
-) -> RequestObserver | None:
-    """Return one observer for the tracer and the access log, of which either may be None."""
-    if tracer is None or notes is None:
-        return tracer or notes
-    return ObserverPair(tracer, notes)
+def _noted(batch: Batch) -> Iterator[tuple[PendingRequest, RequestNotes]]:
+    for one in batch.requests:
+        assert isinstance(one, PendingRequest)
+        notes = None if one.is_ensemble_step else notes_of(one.request)
+        if notes is not None:
+            yield one, notes

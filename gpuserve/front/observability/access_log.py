@@ -8,6 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gpuserve.config.settings import logs
@@ -25,26 +26,22 @@ _MAX_TEXT: Final = 512
 _FAILED: Final = 400
 
 
+@dataclass(eq=False, slots=True)
 class RequestNotes:
     """Values of one HTTP request or gRPC call, collected until its line is written. For a stream: the model
     of the first request, and the longest queue time, longest execution and largest batch of all.
     """
 
-    __slots__ = (
-        "batch_size", "compute_s", "made_id", "model", "own_id", "queue_s", "requests", "v2_id", "version",
-    )  # fmt: skip
-
-    def __init__(self, own_id: str, made_id: str) -> None:
-        #: The id in the header, "" if there was no usable one, and the generated id that replaces it.
-        self.own_id = own_id
-        self.made_id = made_id
-        self.v2_id = ""
-        self.model = ""
-        self.version = ""
-        self.requests = 0
-        self.queue_s: float | None = None
-        self.compute_s: float | None = None
-        self.batch_size = 0
+    #: The id in the header, "" if there was no usable one, and the generated id that replaces it.
+    own_id: str
+    made_id: str
+    v2_id: str = ""
+    model: str = ""
+    version: str = ""
+    requests: int = 0
+    queue_s: float | None = None
+    compute_s: float | None = None
+    batch_size: int = 0
 
     @property
     def id(self) -> str:

@@ -21,7 +21,7 @@ from gpuserve.config.settings.server import TRACE, TraceSettings
 from gpuserve.core.errors import InvalidArgument, RequestError, Unavailable, Unimplemented, request_error
 from gpuserve.front.models.model_driver import Driver
 from gpuserve.front.models.model_tracer import ModelTracer, trace_ids
-from gpuserve.front.models.pending_request import RequestObserver, combined_observer
+from gpuserve.front.models.pending_request import AccessLogObserver
 from gpuserve.front.net.exchange import Exchange
 from gpuserve.front.observability.tracing.request_trace import Reception, Receptions, Trace
 from gpuserve.front.observability.tracing.trace_settings import (
@@ -204,7 +204,7 @@ class TraceControl:
 
     ``models`` are the current models; call ``refresh`` after any change of them. ``receptions`` records when
     calls are received and sent while anything is traced. The supervisor is notified of settings that clients
-    change, for a successor. ``notes`` observes the requests of every model, traced or not.
+    change, for a successor. With ``has_notes`` the requests of every model are noted for the access log.
     """
 
     def __init__(
@@ -213,14 +213,14 @@ class TraceControl:
         start: TraceSettings,
         epoch: int,
         notify_supervisor: NotifySupervisor,
-        notes: RequestObserver | None = None,
+        has_notes: bool = False,
     ) -> None:
         self.receptions = Receptions()
         self._models = models
         self._start = start
         self._epoch = epoch
         self._notify_supervisor = notify_supervisor
-        self._notes = notes
+        self._has_notes = has_notes
         self._scopes = TraceScopes(self._start)
         self._known: set[str] = set()
         self._ids = trace_ids(epoch)
@@ -271,7 +271,7 @@ class TraceControl:
         active = False
         for driver in drivers:
             tracer = self._tracer(driver.spec, driver)
-            driver.tracer = combined_observer(tracer, self._notes)
+            driver.tracer = AccessLogObserver(tracer) if self._has_notes else tracer
             active |= tracer is not None
         was_active, self.receptions.deliver = self.is_active, self._deliver if active else None
         if self.is_active is not was_active:

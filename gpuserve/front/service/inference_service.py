@@ -21,7 +21,7 @@ from gpuserve.front.ipc.gather import free_body
 from gpuserve.front.ipc.heap_memory import Intake
 from gpuserve.front.ipc.shared_memory import RegionTable
 from gpuserve.front.ipc.worker_link import DeviceLinks
-from gpuserve.front.models.pending_request import AccessLogObserver, OnAnswer, OnResponse, PendingRequest
+from gpuserve.front.models.pending_request import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observability.access_log import notes_of
 from gpuserve.front.observability.gpu_health.gpu_monitor import GpuWatch
@@ -120,8 +120,8 @@ def inference_service(
     regions = RegionTable((links or DeviceLinks()).on, models.devices, settings.shared_memory_owners)
     is_logged = settings.access_log != OFF
     # With ingress processes, these write the access log, and drivers here do not observe requests.
-    notes = AccessLogObserver() if is_logged and settings.ingress_processes == 1 else None
-    trace = tracing(models, settings.trace, epoch, notify_supervisor, notes)
+    has_notes = is_logged and settings.ingress_processes == 1
+    trace = tracing(models, settings.trace, epoch, notify_supervisor, has_notes)
     watchers.watch(trace.refresh)
     supervisor_requests = SupervisorRequests(notify_supervisor)
     control = ServiceControl(

@@ -164,8 +164,9 @@ class ModelTable:
             raise NotFound(f"{unknown} has no available versions")
         if number in {one for one, _, _ in self._states.get(name, ())}:
             raise Unavailable(f"{unknown} version {number} is not at ready state")
-        available = _available_versions(sorted(self._versions.get(name, ())))
-        raise NotFound(f"{unknown} version {number} is not found{available}")
+        listed = ", ".join(map(str, sorted(self._versions.get(name, ()))))
+        only = f", only versions {listed} are" if "," in listed else f", only version {listed} is"
+        raise NotFound(f"{unknown} version {number} is not found{listed and only}")
 
     def metadata(self, name: str, version: str) -> dict[str, Any]:
         """Return the fields of a version's ``ModelMetadataResponse``, batch axes as -1; see ``find``."""
@@ -238,14 +239,6 @@ def _serving_state(driver: Driver, known: str) -> tuple[str, str]:
         return "UNAVAILABLE", STARVED
     missing = "a model of its steps is not ready" if driver.spec.is_ensemble else "no live instance"
     return "UNAVAILABLE", missing
-
-
-def _available_versions(versions: Sequence[int]) -> str:
-    """Return the end of an error text that lists the available versions."""
-    if not versions:
-        return ""
-    listed = ", ".join(map(str, versions))
-    return f", only version {listed} is" if len(versions) == 1 else f", only versions {listed} are"
 
 
 def version_number(name: str, version: str) -> int:

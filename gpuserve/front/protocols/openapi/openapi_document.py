@@ -132,12 +132,16 @@ def _operation(document: Node, tail: str, spec: ModelSpec) -> Node:
     contents = operation["requestBody"]["content"]
     body = contents[JSON]
     schemas = document["components"]["schemas"]
+    request: Node
+    response: Node = {"model_name": spec.name, "model_version": str(spec.version)}
     if tail == _INFER:
         contents[_FORM]["schema"] = form_schema(spec, schemas)
-        request, response = infer_request(spec), infer_response(spec)
+        request = {"id": "1", "inputs": [_tensor(one, spec) for one in spec.inputs]}
+        response |= {"id": "1", "outputs": [_tensor(one, spec) for one in spec.outputs]}
     else:
         body["schema"] = generate_schema(spec, schemas)
-        request, response = generate_request(spec), generate_response(spec)
+        request = {one.name: _member(one, spec) for one in spec.inputs}
+        response |= {one.name: _member(one, spec) for one in spec.outputs}
         outputs = {one.name: _element_schema(one, spec, schemas) for one in spec.outputs if one.schema}
         if outputs and JSON in answer["content"]:
             answer["content"][JSON]["schema"]["properties"] = outputs
@@ -170,24 +174,6 @@ _TYPES: Final = {"BOOL": "boolean", "FP32": "number", "FP64": "number", "BYTES":
 def without_json(tensors: Iterable[TensorSpec]) -> list[TensorSpec]:
     """Return the tensors that only binary data can carry."""
     return [one for one in tensors if one.datatype in _NO_JSON]
-
-
-def infer_request(spec: ModelSpec) -> dict[str, Any]:
-    return {"id": "1", "inputs": [_tensor(one, spec) for one in spec.inputs]}
-
-
-def infer_response(spec: ModelSpec) -> dict[str, Any]:
-    head = {"model_name": spec.name, "model_version": str(spec.version), "id": "1"}
-    return {**head, "outputs": [_tensor(one, spec) for one in spec.outputs]}
-
-
-def generate_request(spec: ModelSpec) -> dict[str, Any]:
-    return {one.name: _member(one, spec) for one in spec.inputs}
-
-
-def generate_response(spec: ModelSpec) -> dict[str, Any]:
-    head = {"model_name": spec.name, "model_version": str(spec.version)}
-    return {**head, **{one.name: _member(one, spec) for one in spec.outputs}}
 
 
 def generate_schema(spec: ModelSpec, schemas: Node) -> Node:
