@@ -1,6 +1,5 @@
-"""Publication of events, log lines and samples to subscribers, over ZeroMQ. ``EventPublication`` decides what
-is published; ``EventPublisher`` is the socket. ZeroMQ is imported in the background, once the server has
-started or somebody asks, so that the start does not wait for it.
+"""Publication of events, log lines and samples to subscribers, over ZeroMQ. ZeroMQ is imported in the
+background, once the server has started or somebody asks, so that the start does not wait for it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from gpuserve.core.event_log import Event, EventKind, Subscriptions, topic
 from gpuserve.core.states import StepTable
 from gpuserve.supervisor.control.front_messages import Rates, WatchRates
-from gpuserve.supervisor.control.reactor import Reactor
 from gpuserve.supervisor.processes.child_supervision import LogLine
 from gpuserve.supervisor.processes.server_core import ServerCore
 
@@ -67,12 +65,16 @@ PUBLICATION_STEPS: Final = StepTable(
 
 
 class EventPublication:
-    """The event stream of one server. Owner of its socket, until ``close()``."""
+    """The event stream of one server. Owner of its socket, until ``close()``. ``address`` is the address to
+    subscribe to, "" while the publication is not open. A slow subscriber loses messages, and delays nobody.
+    """
 
     def __init__(self, core: ServerCore, run_in_background: RunInBackground) -> None:
+        self.address = ""
         self._core = core
         self._run_in_background = run_in_background
-        self._publisher = EventPublisher(core.reactor, self._on_subscriptions)
+        self._subscriptions = Subscriptions()
+        self._socket: zmq.Socket[bytes] | None = None
         self._state = PublicationState.CLOSED
         self._waiting: list[Callable[[], None]] = []
         #: True while a client subscribes to samples.
@@ -80,11 +82,6 @@ class EventPublication:
         self._numbers = itertools.count(1)
         core.events.recent.subscribe(self._on_event)
         core.lines.subscriber = self._on_line
-
-    @property
-    def address(self) -> str:
-        """The address to subscribe to; "" if the publication is not open."""
-        return self._publisher.address
 
     def open(self, then: Callable[[], None]) -> None:
         """Accept subscribers from now on. ``then`` is called when the publication is open, or has failed."""
@@ -97,7 +94,13 @@ class EventPublication:
             self._run_in_background(_import_zmq, self._on_imported)
 
     def close(self) -> None:
-        self._publisher.close()
+        if self._socket is None:
+            return
+        socket, self._socket = self._socket, None
+        self._core.reactor.unwatch(socket.fileno())
+        context = socket.context
+        socket.close(_LINGER_MS)
+        context.term()
 
     def front_ready(self) -> None:
         """Tell a new front whether samples are wanted."""
@@ -113,7 +116,7 @@ class EventPublication:
         problem = str(imported)
         try:
             if not problem:
-                self._publisher.open()
+                self._open_socket()
         except OSError as error:
             problem = error.strerror or str(error)
         if problem:
@@ -124,12 +127,6 @@ class EventPublication:
         for then in waiting:
             then()
 
-    def _on_subscriptions(self) -> None:
-        wanted = self._publisher.subscriptions.wants_some(EventKind.SAMPLE)
-        if wanted != self._samples:
-            self._samples = wanted
-            self._core.front.send(WatchRates(wanted))
-
     def _on_event(self, event: Event) -> None:
         self._publish(topic(event.kind, event.model), event.document)
 
@@ -137,33 +134,15 @@ class EventPublication:
         self._publish(topic(EventKind.LOG, line.model), line.document)
 
     def _publish(self, topic: bytes, document: Callable[[], dict[str, Any]]) -> None:
-        if self._publisher.subscriptions.wants(topic):
+        if self._socket is not None and self._subscriptions.wants(topic):
+            import zmq
+
             text = json.dumps(document(), separators=(",", ":"), default=str)
-            self._publisher.publish(topic, text.encode())
+            self._socket.send_multipart((topic, text.encode()), zmq.NOBLOCK, copy=True)
+            # Sending can consume the one time that a change makes the socket's descriptor readable.
+            self._receive_subscriptions()
 
-
-def _import_zmq() -> str:
-    """Import ZeroMQ, in any thread. Return the reason if the import fails, else ""."""
-    try:
-        import zmq  # noqa: F401
-    except (ImportError, OSError) as error:
-        return str(error)
-    return ""
-
-
-class EventPublisher:
-    """The publishing socket, from ``open()`` to ``close()``. ``address`` is "" before. ``on_change`` is
-    called when the subscriptions have changed. A slow subscriber loses messages, and delays nobody.
-    """
-
-    def __init__(self, reactor: Reactor, on_change: Callable[[], None]) -> None:
-        self.address = ""
-        self.subscriptions = Subscriptions()
-        self._reactor = reactor
-        self._on_change = on_change
-        self._socket: zmq.Socket[bytes] | None = None
-
-    def open(self) -> None:
+    def _open_socket(self) -> None:
         """Accept subscribers. Raise OSError if descriptors or names are lacking."""
         import zmq
 
@@ -181,40 +160,31 @@ class EventPublisher:
         except zmq.ZMQError as error:
             self.close()
             raise OSError(error.errno, error.strerror) from None
-        self._reactor.watch(socket.fileno(), self._receive_subscriptions)
+        self._core.reactor.watch(socket.fileno(), self._receive_subscriptions)
         self._receive_subscriptions()
-
-    def publish(self, topic: bytes, data: bytes) -> None:
-        """Send to the subscribers that want the topic and have room for the message."""
-        import zmq
-
-        if self._socket is not None:
-            self._socket.send_multipart((topic, data), zmq.NOBLOCK, copy=True)
-            # Sending can consume the one time that a change makes the socket's descriptor readable.
-            self._receive_subscriptions()
-
-    def close(self) -> None:
-        if self._socket is None:
-            return
-        socket, self._socket = self._socket, None
-        self._reactor.unwatch(socket.fileno())
-        context = socket.context
-        socket.close(_LINGER_MS)
-        context.term()
 
     def _receive_subscriptions(self) -> None:
         import zmq
 
         if self._socket is None:
             return
-        changed = False
         while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            hello = self.subscriptions.handle(self._socket.recv(zmq.NOBLOCK))
+            hello = self._subscriptions.handle(self._socket.recv(zmq.NOBLOCK))
             if hello:
                 self._socket.send_multipart((hello, b"{}"), zmq.NOBLOCK)
-            changed = True
-        if changed:
-            self._on_change()
+        wanted = self._subscriptions.wants_some(EventKind.SAMPLE)
+        if wanted != self._samples:
+            self._samples = wanted
+            self._core.front.send(WatchRates(wanted))
+
+
+def _import_zmq() -> str:
+    """Import ZeroMQ, in any thread. Return the reason if the import fails, else ""."""
+    try:
+        import zmq  # noqa: F401
+    except (ImportError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def _bind(socket: zmq.Socket[bytes]) -> str:
