@@ -77,7 +77,13 @@ class Tensor:
         return self.__dlpack__()
 
     def __dlpack__(self, *, stream: Any = None, **more: Any) -> Any:
-        value = self._exported()
+        value = self._value
+        if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":
+            raise TritonModelException(
+                f"Tensor {self._name!r} has strings, and DLPack does not have support for string tensors"
+            )
+        if isinstance(value, np.ndarray) and value.dtype.name == "bfloat16":
+            value = as_tensor(value)  # numpy cannot export BF16, so torch does
         return value.__dlpack__(**more) if stream is None else value.__dlpack__(stream=stream, **more)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -105,17 +111,6 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self._name!r}, shape={self.shape()}, dtype={self._value.dtype})"
-
-    def _exported(self) -> Any:
-        """Return the array as its library exports it. numpy cannot export BF16, so torch does."""
-        value = self._value
-        if not isinstance(value, np.ndarray):
-            return value
-        if value.dtype.kind in "OSU":
-            raise TritonModelException(
-                f"Tensor {self._name!r} has strings, and DLPack does not have support for string tensors"
-            )
-        return as_tensor(value) if value.dtype.name == "bfloat16" else value
 
 
 def received_tensor(name: str, value: Any) -> Tensor:

@@ -24,7 +24,7 @@ from gpuserve.front.protocols.grpc import unary_rpcs
 from gpuserve.front.protocols.http import http_responses as responses
 from gpuserve.front.protocols.http.dashboard_endpoints import HEALTH_INDEX
 from gpuserve.front.protocols.http.http_responses import health_answer
-from gpuserve.front.requests.server_status import HealthReport
+from gpuserve.front.requests.server_status import HealthReport, HealthSubscribers
 from gpuserve.front.service.inference_service import InferenceService
 from gpuserve_worker.protocol import datagram
 
@@ -44,7 +44,7 @@ class HealthView:
         self.ended = False
         self._heartbeat_at = now
         self._stuck = False
-        self._watchers: list[Callable[[], None]] = []
+        self._subscribers = HealthSubscribers()
 
     @property
     def live(self) -> bool:
@@ -57,13 +57,12 @@ class HealthView:
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Register a callback for possible changes. Return a function that removes the callback."""
-        self._watchers.append(callback)
-        return lambda: self._watchers.remove(callback)
+        return self._subscribers.watch(callback)
 
     def update(self, report: HealthReport, ended: bool) -> None:
         """Replace the report; ``ended``: no further report follows."""
         self.report, self.ended = report, ended
-        self._changed()
+        self._subscribers.changed()
 
     def heartbeat(self, now: float) -> None:
         """Note a heartbeat of the front's event loop at this time, in seconds."""
@@ -74,11 +73,7 @@ class HealthView:
         stuck = now - self._heartbeat_at > STUCK_S
         if stuck is not self._stuck:
             self._stuck = stuck
-            self._changed()
-
-    def _changed(self) -> None:
-        for callback in list(self._watchers):
-            callback()
+            self._subscribers.changed()
 
 
 _HEALTH_METHODS: Final = frozenset({unary_rpcs.HEALTH_CHECK, unary_rpcs.HEALTH_WATCH})

@@ -272,8 +272,6 @@ class AccessPolicy:
 
     def is_public(self, access: Access) -> bool:
         """Return whether anybody may use an endpoint, so that no request needs a check."""
-        if access.kind is AccessKind.BARE:
-            return True
         return not self._required_groups(access) and self._is_public(access)
 
     def judge(self, access: Access, headers: Headers, *, is_local: bool, prefix: str = "") -> Verdict:

@@ -244,17 +244,16 @@ def _slice_inputs(
     header: InferHeader, arrays: Arrays, body: Body, start: int, model_name: str
 ) -> list[InputTensor]:
     inputs: list[InputTensor] = []
-    for name, datatype, shape, nbytes, inline, place, lifted, _ in header.inputs:
-        data: Data = inline if lifted is None else next(arrays)
-        if nbytes is not None:
-            end = start + nbytes
+    for one in header.inputs:
+        if one.nbytes is None:
+            data: Data = one.own_data(arrays)
+        else:
+            end = start + one.nbytes
             if end > len(body):
-                raise missing_data(name, end - len(body), model_name)
-            data = bytes(body[start:end]) if nbytes < LARGE_NBYTES else memoryview(body)[start:end]
+                raise missing_data(one.name, end - len(body), model_name)
+            data = bytes(body[start:end]) if one.nbytes < LARGE_NBYTES else memoryview(body)[start:end]
             start = end
-        elif place is not None:
-            data = place.unresolved_copy()
-        inputs.append(InputTensor(name, datatype, shape, data))
+        inputs.append(InputTensor(one.name, one.datatype, one.shape, data))
     if start != len(body):
         raise surplus_data(model_name)
     return inputs
