@@ -18,7 +18,6 @@ from processes import wait_until
 
 from gpuserve.config.load import load_file
 from gpuserve.export import envoy_proxy
-from gpuserve.export.envoy_proxy import EnvoyProxy
 from gpuserve.export.export_options import ExportOptions
 from gpuserve.export.manifest_values import TLS_FOLDER
 
@@ -52,8 +51,8 @@ def in_front_of(
     """Run Envoy in the block, as exported for the servers' ``config`` and moved to ports of this machine."""
     folder.mkdir()
     ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
-    made = EnvoyProxy.of(load_file(str(config), {}), ExportOptions(name="localhost"))
-    for name, text in envoy_proxy.envoy_files(made).items():
+    files = envoy_proxy.envoy_files(load_file(str(config), {}), ExportOptions(name="localhost"))
+    for name, text in files.items():
         moved = text.replace(envoy_proxy.ENVOY_FOLDER, str(folder)).replace(TLS_FOLDER, tls_folder)
         (folder / name).write_text(moved)
     bootstrap = folder / envoy_proxy.BOOTSTRAP_FILE
@@ -72,7 +71,7 @@ def in_front_of(
     with envoy.log.open("w") as log, subprocess.Popen([*command, "-l", "warning"], stderr=log) as process:
         try:
             wait_until(lambda: _is_live(envoy), f"Envoy is ready: {envoy.log}", TIMEOUT_S)
-            n_members = len(made.clusters) * len(servers)
+            n_members = (len(document["static_resources"]["clusters"]) - 1) * len(servers)
             wait_until(lambda: envoy.counter("membership_healthy") == n_members, "Envoy has seen all servers")
             yield envoy
         finally:

@@ -18,7 +18,6 @@ from gpuserve.config.problems import ConfigProblems, Origin, Problem
 from gpuserve.core.errors import GpuserveError
 from gpuserve.devices.names import EVERY_GPU, devices_of, is_uuid, number_of
 from gpuserve.export import envoy_proxy, manifest_values
-from gpuserve.export.envoy_proxy import EnvoyProxy
 from gpuserve.export.export_options import (
     GPU_RESOURCE,
     LABEL_FORM,
@@ -92,9 +91,7 @@ _PROMETHEUS_RULE: Final = "components/monitoring/prometheusrule.yaml"
 def kubernetes_files(configuration: Configuration, options: ExportOptions) -> ExportFiles:
     """Return a kustomize base, its components, and an overlay for each, or raise ConfigProblems."""
     values = _base_values(configuration, options) | {"resources": list(_BASE)}
-    values |= envoy_proxy.component_values(
-        EnvoyProxy.of(configuration, options), configuration.settings.drain_timeout_s
-    )
+    values |= envoy_proxy.component_values(configuration, options)
     names = [f"base/{file}" for file in (*_BASE, "kustomization.yaml")]
     files = {name: yaml_text(fill_template(name, values)) for name in names}
     for component, others in _COMPONENTS.items():
@@ -169,7 +166,7 @@ def systemd_files(
 def envoy_config_files(configuration: Configuration, options: ExportOptions, host: str = "") -> ExportFiles:
     """Return the configuration of Envoy in front of the pods of ``host``, "" for their headless Service."""
     _raise_if_any(configuration, balancer_violations(configuration, options, host))
-    return envoy_proxy.envoy_files(EnvoyProxy.of(configuration, options, host))
+    return envoy_proxy.envoy_files(configuration, options, host)
 
 
 def export_values(configuration: Configuration, options: ExportOptions) -> dict[str, Any]:
