@@ -25,6 +25,9 @@ def main() -> int:
     os.environ.setdefault(*_BLAS_SPIN)
     usual = gc.get_threshold()
     gc.set_threshold(_YOUNG_OBJECTS)
+    from gpuserve_worker.protocol.stack_signals import block_stacks_signal
+
+    block_stacks_signal()  # before numpy starts threads, to one of which the signal would be fatal
     from gpuserve_worker.process import run
 
     gc.freeze()

@@ -21,10 +21,17 @@ STACKS_SIGNAL: Final = signal.SIGRTMAX - 7
 FORCED_STACKS_SIGNAL: Final = signal.SIGRTMAX - 8
 
 
+def block_stacks_signal() -> None:
+    """Block ``STACKS_SIGNAL`` in the calling thread and in threads started from now on. The kernel gives the
+    signal to any thread that does not block the signal, and ends the process unless that thread waits for it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STACKS_SIGNAL})
+
+
 def show_on_signal(fd: int) -> None:
     """Write the stacks of all threads to ``fd``, an inherited descriptor, on each of the two signals."""
     os.set_inheritable(fd, False)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {STACKS_SIGNAL})  # also in every thread started from now on
+    block_stacks_signal()
     threading.Thread(target=_write_on_signal, args=(fd,), name="gpuserve-stacks", daemon=True).start()
     faulthandler.register(FORCED_STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
 

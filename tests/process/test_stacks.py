@@ -18,6 +18,27 @@ from gpuserve_worker.protocol.stack_signals import STACKS_SIGNAL
 N_SIGNALS: Final = 3000
 
 
+def test_a_worker_with_threads_of_numerical_libraries_survives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
+    tensor = {"dtype": "float32", "shape": [-1]}
+    entry = {
+        "name": "m",
+        "callable": f"{MODELS / 'echo.py'}:batched",
+        "inputs": [{"name": "x", **tensor}],
+        "outputs": [{"name": "y", **tensor}],
+        "max_batch_size": 8,
+    }
+    with OperatedServer(config(tmp_path, entry)) as server:
+        server.wait_ready()
+        (pid,) = server.workers
+        os.kill(pid, STACKS_SIGNAL)
+        assert server.infer("m", 1.0).output("y") == [1.0]
+        assert server.metric("gpuserve_worker_restarts_total", model="m") == 0
+        assert server.workers == [pid]
+
+
 @pytest.mark.thorough
 def test_a_worker_whose_threads_run_survives_being_asked_for_stacks(tmp_path: Path) -> None:
     tensor = {"dtype": "float32", "shape": [-1]}
