@@ -142,6 +142,7 @@ def test_memory_that_is_lost_with_its_gpu_is_let_go_and_loaded_again(
         wait_until(lambda: stand_in.shared_nbytes(GPU_0.uuid) == [], "a reset of the GPU is not held up")
         stand_in.change_gpu(GPU_0.uuid, lost=False)
         server.wait_log("loaded in", 2)
+        server.wait_model_ready("a")
         assert set(answers(server, "a", 1).values()) == {1.0}
         assert loads(tmp_path) == 2
 
@@ -155,6 +156,7 @@ def test_memory_that_cannot_be_mapped_any_more_is_loaded_again(
             os.kill(pid, signal.SIGKILL)
         server.wait_log("cuMemMap failed")
         server.wait_log("loaded in", 2)
+        server.wait_model_ready("a")
         assert set(answers(server, "a", 1).values()) == {1.0}
         assert loads(tmp_path) == 2
         assert len(shared(server)) == 1
