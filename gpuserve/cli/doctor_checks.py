@@ -330,12 +330,11 @@ def _server_findings() -> Iterator[DoctorFinding]:
 
 
 def _port_findings(settings: ServerSettings) -> Iterator[DoctorFinding]:
-    for role in ("http", "grpc", "metrics", "health"):
-        if (number := getattr(settings, f"{role}_port")) is not None:
-            host = settings.host_of(role)
-            address = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
-            problem = _listen_problem(host, number)
-            yield port_finding(role, address, problem, holder_of(number) if problem else None)
+    for role, number in settings.ports.items():
+        host = settings.host_of(role)
+        address = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+        problem = _listen_problem(host, number)
+        yield port_finding(role, address, problem, holder_of(number) if problem else None)
 
 
 def port_finding(role: str, address: str, problem: str, holder: PortHolder | None) -> DoctorFinding:

@@ -413,13 +413,10 @@ class ServerPorts:
     @classmethod
     def of(cls, settings: ServerSettings, options: ExportOptions) -> Self:
         """Return the ports of a server in a pod, where a Secret may bring TLS."""
-        named = {
-            GRPC: settings.grpc_port,
-            HTTP: settings.http_port,
-            METRICS: settings.metrics_port,
-            HEALTH: settings.health_port,
+        ports = settings.ports
+        numbers: dict[str, int] = {
+            name: ports[name] for name in (GRPC, HTTP, METRICS, HEALTH) if name in ports
         }
-        numbers = {name: port for name, port in named.items() if port is not None}
         has_tls = bool(settings.tls_certfile or options.tls_secret)
         return cls(numbers, frozenset(settings.tls_ports) & numbers.keys() if has_tls else frozenset())
 

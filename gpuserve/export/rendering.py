@@ -239,7 +239,6 @@ def _os_reason(error: OSError) -> str:
     return (error.strerror or "unknown reason").lower()
 
 
-_PORT_KEYS: Final = ("http_port", "grpc_port", "metrics_port", "health_port")
 _TIME_KEYS: Final = ("lame_duck_s", "drain_timeout_s", "load_timeout_s")
 #: Grace periods and probe counts are signed 32-bit integers, and some of these durations are added.
 _LONGEST_S: Final = 500_000_000
@@ -346,9 +345,9 @@ def _network_findings(configuration: Configuration, options: ExportOptions) -> I
 
 
 def _reach_findings(settings: ServerSettings) -> Iterator[ExportFinding]:
-    for key in _PORT_KEYS:
-        if getattr(settings, key) == 0:
-            yield ("server", key), "0 picks a free port, and a Service needs a fixed one"
+    for role, port in settings.ports.items():
+        if port == 0:
+            yield ("server", f"{role}_port"), "0 picks a free port, and a Service needs a fixed one"
     if settings.http_port is None and settings.grpc_port is None:
         text = "neither HTTP nor gRPC is served, so clients cannot connect"
         yield ("server", "http_port"), text

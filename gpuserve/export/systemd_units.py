@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _END_S: Final = 30
 #: The server is killed and restarted if its supervisor does not respond for this long.
 _WATCHDOG_S: Final = 30
-_ROLES: Final = ("http", "grpc", "metrics", "health")
 _TEMPLATES: Final = Path(__file__).parent / "templates" / "systemd"
 
 
@@ -63,9 +62,8 @@ def systemd_units(
 
 def _ports(settings: ServerSettings) -> list[tuple[str, int]]:
     """Return the roles and ports that systemd can keep; transport grpcio opens its port itself."""
-    ports = [(role, getattr(settings, f"{role}_port")) for role in _ROLES]
     own = "grpc" if settings.transport == "grpcio" else ""
-    return [(role, port) for role, port in ports if port is not None and role != own]
+    return [(role, port) for role, port in settings.ports.items() if role != own]
 
 
 def port_findings(settings: ServerSettings) -> Iterator[ExportFinding]:

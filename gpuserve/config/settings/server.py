@@ -363,6 +363,13 @@ class ServerSettings:
         "Tracing of requests.", live="later requests, under the trace settings of clients")
     # fmt: on
 
+    @property
+    def ports(self) -> dict[str, int]:
+        """The ports that are not switched off, by role: "http", "grpc", "metrics" and "health"."""
+        ports = (self.http_port, self.grpc_port, self.metrics_port, self.health_port)
+        roles = zip(("http", "grpc", "metrics", "health"), ports, strict=True)
+        return {role: port for role, port in roles if port is not None}
+
     def host_of(self, role: str) -> str:
         """Return the address on which the port of a role ("http", "grpc", "metrics", "health") listens."""
         own = {"grpc": self.grpc_host, "metrics": self.metrics_host}.get(role)

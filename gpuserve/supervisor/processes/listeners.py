@@ -48,9 +48,8 @@ class Listeners:
         """Open the settings' ports that were not inherited; raise StartupError, with no port open."""
         self.sockets.update(_by_role(settings, inherited))
         self.are_inherited = bool(inherited)
-        for role in _FORMS:
-            port = getattr(settings, f"{role}_port")
-            if port is not None and role not in self.sockets:
+        for role, port in settings.ports.items():
+            if role not in self.sockets:
                 host = settings.host_of(role)
                 # grpc.aio binds the port itself, beside our socket, which reserves the port.
                 reserve_only = role == "grpc" and settings.transport == "grpcio"
@@ -80,7 +79,7 @@ class Listeners:
 
 def _by_role(settings: ServerSettings, inherited: Sequence[InheritedListener]) -> dict[str, socket.socket]:
     """Return the inherited listeners by role: that of their name, else the role with their port."""
-    roles = {getattr(settings, f"{role}_port"): role for role in _FORMS}
+    roles = {port: role for role, port in settings.ports.items()}
     found: dict[str, socket.socket] = {}
     for listener in inherited:
         role = listener.name if listener.name in _FORMS else roles.get(listener.port)
