@@ -95,7 +95,18 @@ class ModelTracer:
     def _start(self, request: InferRequest) -> Trace:
         reception = _reception_of(request)
         caller = None if reception is None or reception.stream else reception.root
-        trace = self._new_trace(request, reception)
+        notes = notes_of(request)
+        trace = Trace(
+            next(self._ids),
+            self._spec.name,
+            self._spec.version,
+            # The client's id: the header x-request-id if it is read, or the request's id.
+            request.id if notes is None else notes.own_id or request.id,
+            self._sampler.level,
+            self._scope,
+            self._sampler.values.log_frequency,
+            reception.parent() if reception is not None and self._follows_callers else None,
+        )
         if self._follows_callers:
             outer = caller.context[:1] if caller is not None else (trace.parent or ())[:1]
             trace.enter(*outer or ("",))
@@ -137,18 +148,6 @@ class ModelTracer:
             return self._sampler.sample()
         return parent.sampled and self._sampler.sample(forced=True)
 
-    def _new_trace(self, request: InferRequest, reception: Reception | None) -> Trace:
-        return Trace(
-            next(self._ids),
-            self._spec.name,
-            self._spec.version,
-            _id_of(request),
-            self._sampler.level,
-            self._scope,
-            self._sampler.values.log_frequency,
-            reception.parent() if reception is not None and self._follows_callers else None,
-        )
-
     def _end(
         self,
         trace: Trace,
@@ -185,12 +184,6 @@ class ModelTracer:
             self._deliver(trace)
         else:
             reception.answered(trace)
-
-
-def _id_of(request: InferRequest) -> str:
-    """Return the client's id of a request: the header x-request-id if it is read, or the request's id."""
-    notes = notes_of(request)
-    return request.id if notes is None else notes.own_id or request.id
 
 
 def _reception_of(request: InferRequest) -> Reception | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
@@ -26,14 +27,14 @@ _OF_HISTOGRAM: Final = ("_bucket", "_count", "_sum")
 Owner: TypeAlias = tuple[str, int]
 
 
+@dataclass(eq=False, slots=True)
 class _Series:
     """One line of the page, or the lines of a histogram. ``owners`` are the models that contribute."""
 
-    def __init__(self, labels: dict[str, str], bounds: tuple[float, ...], n: int) -> None:
-        self.labels = labels
-        self.bounds = bounds
-        self.values = [0.0] * n
-        self.owners: set[Owner] = set()
+    labels: dict[str, str]
+    bounds: tuple[float, ...]
+    values: list[float]
+    owners: set[Owner] = field(default_factory=set)
 
 
 class _Family(NamedTuple):
@@ -106,7 +107,8 @@ class CallableMetrics:
                 self._refuse(owner, change, f"all models together may have {self._max_series} series")
                 return None
             self._n_series += 1
-            series = family.series[key] = _Series(change.labels, tuple(change.bounds), len(change.values))
+            zeros = [0.0] * len(change.values)
+            series = family.series[key] = _Series(change.labels, tuple(change.bounds), zeros)
         elif series.bounds != tuple(change.bounds):
             self._refuse(owner, change, f"its buckets are {series.bounds} elsewhere, here {change.bounds}")
             return None

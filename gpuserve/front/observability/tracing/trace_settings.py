@@ -79,10 +79,6 @@ NAMES: Final = {
 }
 
 
-def start_values(start: TraceSettings) -> TraceValues:
-    return TraceValues(_level(start.level), start.rate, start.count, start.log_frequency)
-
-
 def read_changes(changes: Changes) -> dict[str, int | None]:
     """Parse an update; None resets a field. Raise Unimplemented for the file, else InvalidArgument."""
     if "trace_file" in changes:
@@ -93,12 +89,6 @@ def read_changes(changes: Changes) -> dict[str, int | None]:
             texts = changes[name]
             read[field] = None if texts is None else _read_setting(name, texts)
     return {field: value for field, value in read.items() if value != _NO_LEVEL}
-
-
-def applied(overrides: Overrides, read: Mapping[str, int | None]) -> Overrides:
-    """Return the overrides of a scope after an update, in which None resets a field."""
-    together = {**overrides, **read}
-    return {field: value for field, value in together.items() if value is not None}
 
 
 def described(values: TraceValues, start: TraceSettings) -> dict[str, list[str]]:
@@ -191,7 +181,7 @@ class TraceScopes:
 
     def __init__(self, start: TraceSettings) -> None:
         self.start = start
-        self._initial = start_values(start)
+        self._initial = TraceValues(_level(start.level), start.rate, start.count, start.log_frequency)
         self._server = Sampler(self._initial)
         self._models: dict[str, Sampler] = {}
 
@@ -206,9 +196,12 @@ class TraceScopes:
         return model in self._models
 
     def update(self, model: str, read: Mapping[str, int | None]) -> None:
-        """Change the settings of a model ("": the server). Raise InvalidArgument if they cannot work."""
+        """Change the settings of a model ("": the server); None resets one. Raise InvalidArgument if they
+        cannot work.
+        """
         scope = self._models.get(model) if model else self._server
-        overrides = applied(scope.current_overrides() if scope is not None else {}, read)
+        before = {} if scope is None else scope.current_overrides()
+        overrides = {field: value for field, value in {**before, **read}.items() if value is not None}
         values = self._merged(model, overrides)
         problem = values.problem(self.start)
         if problem is not None:

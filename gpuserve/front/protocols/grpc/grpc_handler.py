@@ -71,7 +71,7 @@ class GrpcHandler:
             service, max_request_nbytes, forwarding, protocol.LEVELS[compression]
         )
         service.health.watch(self._on_health)
-        streaming = StreamingInference(self._inference, service, limit or RateLimit(RequestRates()))
+        streaming = StreamingInference(self._inference, limit or RateLimit(RequestRates()))
         self._methods: dict[str, Method] = {
             unary_rpcs.MODEL_STREAM_INFER: streaming.serve,
             unary_rpcs.HEALTH_WATCH: partial(unary_rpcs.serve_health_watch, service.health),
@@ -171,10 +171,10 @@ class GrpcHandler:
 class StreamingInference:
     """``ModelStreamInfer``: one ``InferStream`` a call, fed with requests by a second task."""
 
-    def __init__(self, shared: InferenceContext, service: InferenceService, limit: RateLimit) -> None:
+    def __init__(self, shared: InferenceContext, limit: RateLimit) -> None:
         self._limit = limit
         self._shared = shared
-        self._service = service
+        self._service = shared.service
         self._heads = {coding: protocol.ok_head(coding).headers for coding in ("", *decoding.WINDOW_BITS)}
 
     async def serve(self, call: CallHead, request: AsyncRequest) -> None:
