@@ -153,7 +153,8 @@ class InFlightBatches:
         if flight.timer is not None:
             flight.timer.cancel()
         if inputs_free:
-            _free(flight.blocks)
+            for block in flight.blocks:
+                block.free()
             return flight
         if flight.in_place:
             # The callable kept an array over the body, which outlives its request.

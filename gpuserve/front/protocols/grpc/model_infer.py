@@ -191,12 +191,8 @@ class InferCall(InferenceCall):
             self._share.hold(0)
         nbytes = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         if context.level and nbytes >= COMPRESSED_NBYTES and self._call.coding:
-            coding = self._call.coding
-
-            def compressed() -> tuple[AnswerHead, tuple[bytes]]:
-                return _OK_CODED[coding], (protocol.compress_messages(coding, context.level, pieces),)
-
-            run_off_loop(nbytes, compressed, partial(self._send_compressed, answer))
+            work = partial(_compressed, self._call.coding, context.level, pieces)
+            run_off_loop(nbytes, work, partial(self._send_compressed, answer))
         elif self._reception is None:
             self.is_done = True
             self._exchange.answer(OK, pieces, nbytes, answer.on_close and answer.close)
@@ -215,3 +211,7 @@ class InferCall(InferenceCall):
         if scanner is not None:
             for block in scanner.abort():
                 block.free()
+
+
+def _compressed(coding: str, level: int, pieces: list[Piece]) -> tuple[AnswerHead, tuple[bytes]]:
+    return _OK_CODED[coding], (protocol.compress_messages(coding, level, pieces),)
