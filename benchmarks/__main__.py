@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.extra_rows import Events, ModelPy
+from benchmarks.extra_rows import ModelPy
 from benchmarks.footprint import Imports, Starts
 from benchmarks.model_files import ModelFiles
 from benchmarks.peers import PeerCache, ServerMissing
@@ -23,15 +23,11 @@ from benchmarks.report import Part, Plan, Report, Section, names_of
 from benchmarks.request_section import Requests
 from benchmarks.servers import SERVERS
 from benchmarks.servers.server import Server
-from benchmarks.shapes import Shapes, ShapesModelPy
-from benchmarks.steps import Steps
 
 _ROOT = Path(__file__).parent.parent
 _RESULTS = _ROOT / "benchmarks/results"
 #: In the order in which they are measured: the quiet ones first.
-SECTIONS: tuple[Section, ...] = (
-    *(Imports(), Starts(), Requests(), ModelPy(), Events(), Shapes(), ShapesModelPy(), ModelFiles(), Steps()),
-)
+SECTIONS: tuple[Section, ...] = (Imports(), Starts(), Requests(), ModelPy(), ModelFiles())
 
 
 def main(arguments: Sequence[str]) -> int:

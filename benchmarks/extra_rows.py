@@ -1,18 +1,14 @@
-"""Sections whose rows have models of their own: a Triton repository of ``model.py`` files, served by Triton
-and by this server as it is, and server-sent events, from callables of this server that make them at no cost.
-"""
+"""Rows whose models are ``model.py`` files of one repository, which Triton and this server serve as it is."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from benchmarks import payloads
 from benchmarks.figures import Goal
-from benchmarks.load import GrpcLoad, GrpcStreamLoad, HttpLoad, Load, LoadResult
-from benchmarks.payloads import EchoPayload, HttpRequest, Payload, TokensPayload, json_request, post
+from benchmarks.load import GrpcLoad, GrpcStreamLoad, Load
+from benchmarks.payloads import EchoPayload, TokensPayload
 from benchmarks.report import Plan
 from benchmarks.request_section import Requests
 from benchmarks.rows import Goals, Measure, Row
@@ -22,15 +18,9 @@ from benchmarks.servers.server import (
     ECHO,
     MODELS_FOLDER,
     TOKENS,
-    Api,
     Ports,
-    RunningServer,
     Server,
-    ServerFailed,
 )
-
-WORDS, CHAT = "words", "chat"
-WORD = "token "
 
 
 def _row(name: str, title: str, load: Load, measure: Measure, ratio: float) -> Row:
@@ -72,14 +62,6 @@ class RepositoryTriton(PlainTriton):
     models = RepositoryGpuServe.models
 
 
-class EventsGpuServe(OwnModels):
-    """This server with the two models that give text piece by piece."""
-
-    config = "events.yaml"
-    models = frozenset({WORDS, CHAT})
-    apis = frozenset({Api.HTTP_JSON})
-
-
 class ModelPy(Requests):
     key = "model.py"
     rows = _MODEL_PY_ROWS
@@ -88,72 +70,3 @@ class ModelPy(Requests):
     def servers(self, plan: Plan) -> list[Server]:
         kinds = {GpuServe: RepositoryGpuServe, PlainTriton: RepositoryTriton}
         return [kinds[type(one)](one.cache) for one in plan.servers if type(one) in kinds]
-
-
-@dataclass(frozen=True, slots=True)
-class EventsPayload(Payload):
-    """One request for so many pieces of text, each an event of its own: by ``generate_stream``, or, to the
-    model ``chat``, by OpenAI's chat completions.
-    """
-
-    model: str
-    messages: int
-    nbytes = 4
-
-    def http_request(self, api: Api) -> HttpRequest:
-        if self.model == WORDS:
-            return json_request(f"/v2/models/{WORDS}/generate_stream", {"count": self.messages})
-        messages = [{"role": "user", "content": "talk"}]
-        asked = {"model": CHAT, "messages": messages, "stream": True, "max_tokens": self.messages}
-        return json_request("/v1/chat/completions", asked)
-
-    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
-        text = post(running, self.http_request(api)).decode()
-        events = [one.removeprefix("data: ") for one in text.split("\n\n") if one]
-        if self.model == CHAT:
-            *events, last = events
-            texts = [json.loads(one)["choices"][0]["delta"].get("content", "") for one in events]
-            is_right = last == "[DONE]" and texts == [WORD] * self.messages
-        else:
-            is_right = [json.loads(one)["text"] for one in events] == [WORD] * self.messages
-        if not is_right:
-            raise ServerFailed(f"{running.server.title} gives {len(events)} events that are not right")
-        return b""
-
-
-@dataclass(frozen=True, slots=True)
-class EventsLoad(HttpLoad):
-    """wrk, whose answers are streams: each event counts."""
-
-    apis: ClassVar[tuple[Api, ...]] = (Api.HTTP_JSON,)
-
-    def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        found = super(EventsLoad, self).run(one, seconds, answer)
-        events = self.payload.messages
-        return LoadResult(found.answers * events, found.answers_per_s * events)
-
-
-def _event_row(name: str, title: str, model: str, connections: int) -> Row:
-    streams = "1 stream" if connections == 1 else f"{connections} streams"
-    load = EventsLoad(EventsPayload(model, 256), connections)
-    return Row(f"{name}-{connections}", f"{title}, 256 events a stream, {streams}", load, Measure.TOKENS)
-
-
-_EVENT_ROWS = tuple(
-    _event_row(name, title, model, connections)
-    for connections in (1, 16)
-    for name, title, model in (
-        ("events-generate", "generate_stream", WORDS),
-        ("events-openai", "/v1/chat/completions", CHAT),
-    )
-)
-
-
-class Events(Requests):
-    key = "events"
-    rows = _EVENT_ROWS
-    models = (WORDS, CHAT)
-    is_default = False
-
-    def servers(self, plan: Plan) -> list[Server]:
-        return [EventsGpuServe(one.cache) for one in plan.servers if isinstance(one, GpuServe)]

@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from benchmarks.payloads import EchoInStreamPayload, LengthsPayload, Payload, framed
+from benchmarks.payloads import EchoInStreamPayload, Payload, framed
 from benchmarks.servers.server import Api, Option, RunningServer, Server
 
 _WRK_SCRIPT = Path(__file__).parent / "wrk.lua"
-_WRK_MIXED_SCRIPT = Path(__file__).parent / "wrk_mixed.lua"
 _MIN_S = 2.0  # in which 64 streams at once end on a busy machine
 _START_S = 0.5  # until the load beside a timed one has its requests in flight
 _GRACE_S = 30.0  # for a generator to end after its time
@@ -185,39 +184,17 @@ class HttpLoad(Load):
         api = api_between(self, one.server)
         assert api is not None, f"{one.server.title} cannot be asked over HTTP"
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            script, path, arguments = self._script(api, Path(folder))
-            command = [
-                *(self.program, "-t", "1", "-c", str(self.connections), "-d", f"{-int(-seconds // 1)}s"),
-                *("-s", str(script), f"http://127.0.0.1:{one.ports.http}{path}", "--", *arguments),
-            ]
-            return parse_wrk(_output(command, seconds))
-
-    def _script(self, api: Api, folder: Path) -> tuple[Path, str, list[str]]:
-        """Write what is sent; return the script, the path of the requests and the script's arguments."""
-        request = self.payload.http_request(api)
-        body = folder / "http.bin"
-        body.write_bytes(request.body)
-        headers = [word for header in request.headers.items() for word in header]
-        headers += ["Connection", "close"] if self.close else []
-        return _WRK_SCRIPT, request.path, [str(body), *headers]
-
-
-@dataclass(frozen=True, slots=True)
-class MixedHttpLoad(HttpLoad):
-    """The same with several requests in turn."""
-
-    payload: LengthsPayload
-    apis: ClassVar[tuple[Api, ...]] = (Api.HTTP_BINARY, Api.BYTES)
-
-    def _script(self, api: Api, folder: Path) -> tuple[Path, str, list[str]]:
-        arguments: list[str] = []
-        path = ""
-        for number, request in enumerate(self.payload.http_requests(api)):
-            body, path = folder / f"{number}.bin", request.path
+            request = self.payload.http_request(api)
+            body = Path(folder) / "http.bin"
             body.write_bytes(request.body)
             headers = [word for header in request.headers.items() for word in header]
-            arguments += [str(body), str(len(request.headers)), *headers]
-        return _WRK_MIXED_SCRIPT, path, arguments
+            headers += ["Connection", "close"] if self.close else []
+            command = [
+                *(self.program, "-t", "1", "-c", str(self.connections), "-d", f"{-int(-seconds // 1)}s"),
+                *("-s", str(_WRK_SCRIPT), f"http://127.0.0.1:{one.ports.http}{request.path}"),
+                *("--", str(body), *headers),
+            ]
+            return parse_wrk(_output(command, seconds))
 
 
 @dataclass(frozen=True, slots=True)

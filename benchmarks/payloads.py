@@ -147,39 +147,6 @@ class EchoInStreamPayload(EchoPayload):
     path = STREAM_INFER
 
 
-@dataclass(frozen=True, slots=True)
-class LengthsPayload(Payload):
-    """Requests of one row of FP32 each, of these lengths in turn, for a model that echoes x as y."""
-
-    model: str
-    lengths: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return 4 * sum(self.lengths) // len(self.lengths)
-
-    def http_requests(self, api: Api) -> list[HttpRequest]:
-        return [self._request(api, length) for length in self.lengths]
-
-    def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
-        for length in sorted(set(self.lengths)):
-            answer = post(running, self._request(api, length))
-            if answer[-4 * length :] != _numbers(length).tobytes():
-                what = f"{self.model} with {length} numbers"
-                raise ServerFailed(f"{running.server.title}, {what}, answers wrong: {answer[:200]!r}")
-        return b""
-
-    def _request(self, api: Api, length: int) -> HttpRequest:
-        array = _numbers(length)
-        if api is Api.BYTES:
-            return HttpRequest("/inference", array.tobytes(), {})
-        return binary_request(self.model, array)
-
-
-def _numbers(length: int) -> npt.NDArray[np.float32]:
-    return np.arange(length, dtype=np.float32)[None]
-
-
 def binary_request(model: str, array: npt.NDArray[np.float32]) -> HttpRequest:
     """Return a request with the input x over HTTP with the binary extension."""
     tensor = http_client.InferInput("x", list(array.shape), "FP32")
