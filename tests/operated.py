@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -208,6 +210,14 @@ class OperatedServer:
     def family(self) -> list[int]:
         """Every process of ours."""
         return [self.pid, self.front, *self.workers]
+
+    def n_sockets(self) -> int:
+        """How many sockets the front has open: each connection is one."""
+        count = 0
+        for one in Path(f"/proc/{self.front}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                count += os.readlink(one).startswith("socket:")
+        return count
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; the exit status."""

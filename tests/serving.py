@@ -6,6 +6,7 @@ For the end-to-end tests. What a server prints when it is ready is known here an
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import random
 import re
@@ -17,7 +18,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GPUSERVE = str(Path(sys.executable).with_name("gpuserve"))
@@ -80,6 +81,20 @@ def serving(*command: str) -> Iterator[Addresses]:
         if reader.ident is not None:
             reader.join(END_TIMEOUT_S)
         process.stderr.close()
+
+
+def answered(
+    address: str, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    """Status, headers and body of an HTTP answer. A body that is not bytes goes as JSON."""
+    connection = http.client.HTTPConnection(address, timeout=END_TIMEOUT_S)
+    try:
+        given = body if body is None or isinstance(body, bytes) else json.dumps(body)
+        connection.request(method, path, given, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
 
 
 def unlikely_port() -> int:

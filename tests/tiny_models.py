@@ -216,3 +216,16 @@ def speech_recogniser(folder: Path) -> Path:
     )
     extractor = Wav2Vec2FeatureExtractor(sampling_rate=16000)
     return _saved(folder, Wav2Vec2ForCTC(config), Wav2Vec2Processor(extractor, tokenizer))
+
+
+def generated(folder: Path, prompt: str, count: int) -> str:
+    """What transformers writes after a prompt, always the likeliest token."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    given = tokenizer(prompt, return_tensors="pt")
+    made = AutoModelForCausalLM.from_pretrained(folder).generate(
+        **given, max_new_tokens=count, do_sample=False, pad_token_id=0
+    )
+    text: str = tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
+    return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 from collections.abc import Iterator
@@ -12,12 +11,11 @@ from typing import Any
 import pytest
 from openapi import check_openapi
 from repositories import Client, clients_are_closed, entry, write
-from serving import GPUSERVE, JSON_LOG, Addresses, serving
+from serving import GPUSERVE, JSON_LOG, Addresses, answered, serving
 
 from gpuserve.front.protocols.openapi.openapi_document import template
 
 __all__ = ["clients_are_closed"]  # it is for every test here
-TIMEOUT_S = 30.0
 PATHS = [path.replace("{model_name}", "m") for path in template("admin.json")["paths"]]
 
 
@@ -37,28 +35,16 @@ def addresses(server: tuple[Path, Addresses]) -> Addresses:
     return server[1]
 
 
-def asked(
-    address: str, method: str, path: str, body: bytes | None = None, **headers: str
-) -> tuple[int, http.client.HTTPMessage, bytes]:
-    connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
-    try:
-        connection.request(method, path, body, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.headers, answer.read()
-    finally:
-        connection.close()
-
-
 def post(address: str, path: str, document: Any = None) -> tuple[int, Any]:
     """The status and the JSON of an answer."""
     body = None if document is None else json.dumps(document).encode()
-    status, headers, answer = asked(address, "POST", f"/v2/admin/{path}", body)
+    status, headers, answer = answered(address, "POST", f"/v2/admin/{path}", body)
     assert headers["Content-Type"] == "application/json"
     return status, json.loads(answer)
 
 
 def status_of(address: str) -> Any:
-    status, _, body = asked(address, "GET", "/v2/admin/status")
+    status, _, body = answered(address, "GET", "/v2/admin/status")
     assert status == 200, body
     return json.loads(body)
 
@@ -68,7 +54,7 @@ def instances(address: str, model: str) -> list[dict[str, Any]]:
 
 
 def is_ready(address: str) -> bool:
-    return asked(address, "GET", "/v2/health/ready")[0] == 200
+    return answered(address, "GET", "/v2/health/ready")[0] == 200
 
 
 # ---- what is asked ------------------------------------------------------------------------------
@@ -165,7 +151,7 @@ def test_a_model_that_there_is_not(addresses: Addresses, verb: str) -> None:
     ],
 )
 def test_bodies_that_cannot_be(addresses: Addresses, path: str, body: bytes, text: str) -> None:
-    status, headers, answer = asked(addresses.http, "POST", f"/v2/admin/{path}", body)
+    status, headers, answer = answered(addresses.http, "POST", f"/v2/admin/{path}", body)
     assert status == 400
     assert text in json.loads(answer)["error"]
     assert headers["Content-Type"] == "application/json"
@@ -177,27 +163,27 @@ def test_bodies_that_cannot_be(addresses: Addresses, path: str, body: bytes, tex
 def test_other_methods(addresses: Addresses, path: str) -> None:
     allowed = "GET" if path.endswith("/status") else "POST"
     for method in {"GET", "POST", "PUT", "DELETE"} - {allowed}:
-        status, headers, _ = asked(addresses.http, method, path)
+        status, headers, _ = answered(addresses.http, method, path)
         assert (status, headers["Allow"]) == (405, allowed)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_metrics_port_has_none_of_it(addresses: Addresses, path: str) -> None:
     for method in ("GET", "POST"):
-        assert asked(addresses.metrics, method, path)[0] == 404
+        assert answered(addresses.metrics, method, path)[0] == 404
 
 
 def test_who_is_not_on_this_machine_is_refused(addresses: Addresses) -> None:
     for headers in ({"x-forwarded-for": "203.0.113.9"}, {"origin": "https://example.com"}):
         for path in PATHS:
             method = "GET" if path.endswith("/status") else "POST"
-            status, _, body = asked(addresses.http, method, path, **headers)
+            status, _, body = answered(addresses.http, method, path, **headers)
             assert status == 403
             assert "This 'admin' operation is only for clients on the server's own machine" in body.decode()
 
 
 def test_it_is_described(addresses: Addresses) -> None:
-    document = json.loads(asked(addresses.http, "GET", "/openapi.json")[2])
+    document = json.loads(answered(addresses.http, "GET", "/openapi.json")[2])
     check_openapi(document)
     assert "/v2/admin/models/{model_name}/scale" in document["paths"]
 
@@ -205,12 +191,12 @@ def test_it_is_described(addresses: Addresses) -> None:
 def test_it_is_off_unless_it_is_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path / "config.yaml", entry("m"), host="127.0.0.1", remote_control=["admin"])
     with serving(GPUSERVE, "serve", str(path), *JSON_LOG) as addresses:
-        nowhere = asked(addresses.http, "GET", "/v2/nowhere")
+        nowhere = answered(addresses.http, "GET", "/v2/nowhere")
         for one in PATHS:
             for method in ("GET", "POST", "DELETE"):
-                status, _, body = asked(addresses.http, method, one)
+                status, _, body = answered(addresses.http, method, one)
                 assert (status, body) == (nowhere[0], nowhere[2])
-        assert b"admin" not in asked(addresses.http, "GET", "/openapi.json")[2]
+        assert b"admin" not in answered(addresses.http, "GET", "/openapi.json")[2]
 
 
 @pytest.mark.thorough

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from config_file import model, models, tensor, write_config
 from openapi import check_openapi
-from serving import GPUSERVE, Addresses, serving
+from serving import GPUSERVE, Addresses, answered, serving
 
 TIMEOUT_S = 15.0
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -27,18 +26,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     )
     with serving(GPUSERVE, "serve", str(config)) as addresses:
         yield addresses
-
-
-def answered(
-    address: str, method: str, path: str, body: Any = None, **headers: str
-) -> tuple[int, http.client.HTTPMessage, bytes]:
-    connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
-    try:
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
-        answer = connection.getresponse()
-        return answer.status, answer.headers, answer.read()
-    finally:
-        connection.close()
 
 
 def description(server: Addresses) -> Any:

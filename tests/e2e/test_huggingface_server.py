@@ -90,19 +90,6 @@ def joined(results: list[InferResult], row: int = 0) -> str:
     return b"".join(one.as_numpy("text")[row, 0] for one in results).decode()
 
 
-def generated(folder: Path, prompt: str, count: int) -> str:
-    """What transformers writes after a prompt, always the likeliest token."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    given = tokenizer(prompt, return_tensors="pt")
-    made = AutoModelForCausalLM.from_pretrained(folder).generate(
-        **given, max_new_tokens=count, do_sample=False, pad_token_id=0
-    )
-    text: str = tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
-    return text
-
-
 def test_the_instances_have_one_copy_of_the_weights(server: Addresses, count: int) -> None:
     with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
         lines = page.read().decode().splitlines()
@@ -138,7 +125,7 @@ def test_text_comes_piece_by_piece_and_is_what_transformers_writes(
     client: InferenceServerClient, folder: Path
 ) -> None:
     results = written(client, "It was", max_new_tokens=24)
-    assert joined(results) == generated(folder / "writer", "It was", 24)
+    assert joined(results) == tiny_models.generated(folder / "writer", "It was", 24)
     assert len(results) > 1
     assert sum(int(one.as_numpy("tokens")[0, 0]) for one in results) == 24
     assert [one.as_numpy("finish_reason")[0, 0] for one in results] == [b""] * (len(results) - 1) + [
@@ -150,7 +137,7 @@ def test_rows_of_different_length_are_written_together(client: InferenceServerCl
     prompts = ("a", "a much longer prompt", "mid")
     results = written(client, *prompts, max_new_tokens=12)
     for row, prompt in enumerate(prompts):
-        assert joined(results, row) == generated(folder / "writer", prompt, 12)
+        assert joined(results, row) == tiny_models.generated(folder / "writer", prompt, 12)
 
 
 def test_a_seed_gives_the_same_text_again(client: InferenceServerClient) -> None:

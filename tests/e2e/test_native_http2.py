@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,15 +53,6 @@ def _the_server_goes_on(server: OperatedServer) -> Iterator[None]:
     sender.assert_serves()
     sender.close()
     assert server.log[said:] == []
-
-
-def n_sockets(server: OperatedServer) -> int:
-    """How many sockets the front has open: each connection is one."""
-    count = 0
-    for one in Path(f"/proc/{server.front}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            count += os.readlink(one).startswith("socket:")
-    return count
 
 
 def ask(wire: Wire, stream_id: int, body: bytes = SMALL) -> bytes:
@@ -218,7 +207,7 @@ def test_large_answers_that_nobody_reads(server: OperatedServer) -> None:
 @pytest.mark.parametrize("leave", ["close", "reset", "half"])
 def test_clients_that_leave_in_the_middle(server: OperatedServer, leave: str) -> None:
     """Of a request, of an answer, of a frame's head, and of a header block: each connection is closed."""
-    before = n_sockets(server)
+    before = server.n_sockets()
     for sent in (SMALL, large(MIB)):
         with Wire(server.addresses["gRPC"], buffer_nbytes=4096) as wire:
             whole = ask(wire, 1, sent) + ask(wire, 3, sent)
@@ -230,4 +219,4 @@ def test_clients_that_leave_in_the_middle(server: OperatedServer, leave: str) ->
                     elif leave == "half":
                         one.socket.shutdown(socket.SHUT_WR)
                         one.read_to_the_end()
-    wait_until(lambda: n_sockets(server) <= before, "their connections are closed", TIMEOUT_S)
+    wait_until(lambda: server.n_sockets() <= before, "their connections are closed", TIMEOUT_S)

@@ -54,21 +54,9 @@ def response_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "wanted", "schema": schema}}
 
 
-def generated(folder: Path, prompt: str, count: int) -> str:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    given = tokenizer(prompt, return_tensors="pt")
-    made = AutoModelForCausalLM.from_pretrained(folder).generate(
-        **given, max_new_tokens=count, do_sample=False, pad_token_id=0
-    )
-    text: str = tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
-    return text
-
-
 def test_a_chat_goes_through_the_template_of_the_folder(client: openai.OpenAI, folder: Path) -> None:
     answer = client.chat.completions.create(model="writer", messages=MESSAGES, max_tokens=12)
-    assert answer.choices[0].message.content == generated(folder / "writer", AS_TEXT, 12)
+    assert answer.choices[0].message.content == tiny_models.generated(folder / "writer", AS_TEXT, 12)
     assert answer.choices[0].finish_reason == "length"
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(AS_TEXT), 12)
     stream = client.chat.completions.create(model="writer", messages=MESSAGES, max_tokens=12, stream=True)
@@ -80,7 +68,7 @@ def test_a_chat_goes_through_the_template_of_the_folder(client: openai.OpenAI, f
 def test_completions_of_several_prompts_have_seeds_of_their_own(client: openai.OpenAI, folder: Path) -> None:
     whole = client.completions.create(model="writer", prompt=["It was", "Once"])
     assert [one.text for one in whole.choices] == [
-        generated(folder / "writer", prompt, 16) for prompt in ("It was", "Once")
+        tiny_models.generated(folder / "writer", prompt, 16) for prompt in ("It was", "Once")
     ]
     asked = {"model": "writer", "prompt": "It was", "n": 2, "temperature": 1, "seed": 4, "max_tokens": 20}
     first, again = (client.completions.create(**asked) for _ in range(2))
@@ -200,7 +188,7 @@ def test_a_folder_keeps_its_own_tensors(server: Addresses, folder: Path) -> None
         with urllib.request.urlopen(asked, timeout=30) as answer:
             return str(answer.read().decode())
 
-    written = generated(folder / "writer", "It was", 5)
+    written = tiny_models.generated(folder / "writer", "It was", 5)
     events = ask("writer/generate_stream", prompt="It was", max_new_tokens=5).split("\n\n")
     pieces = [json.loads(one.removeprefix("data: ")) for one in events if one]
     assert "".join(one["text"] for one in pieces) == written

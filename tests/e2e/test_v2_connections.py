@@ -4,9 +4,7 @@ on one, nothing is held for it any longer, the log has no word of it, and the ot
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import socket
 import struct
 import subprocess
@@ -95,15 +93,6 @@ def curl(server: OperatedServer, protocol: str, path: str, *options: str) -> sub
     )
 
 
-def n_sockets(server: OperatedServer) -> int:
-    """How many sockets the front has open: each connection is one."""
-    count = 0
-    for one in Path(f"/proc/{server.front}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            count += os.readlink(one).startswith("socket:")
-    return count
-
-
 def grpc_body(nbytes: int) -> bytes:
     """A framed ``ModelInferRequest`` for the echo model."""
     message = service_pb2.ModelInferRequest(model_name="echo")
@@ -133,13 +122,13 @@ def test_a_client_that_leaves_while_its_answer_is_sent(
     if protocol == "grpc":
         path, options, body = INFER, [], grpc_body(LARGE_NBYTES)
     (tmp_path / "body").write_bytes(body)
-    before = n_sockets(server)
+    before = server.n_sockets()
     for _ in range(2):
         with curl(server, protocol, path, *options, "--data-binary", f"@{tmp_path / 'body'}") as client:
             assert client.stdout is not None
             assert len(client.stdout.read(100_000)) == 100_000
             client.kill()
-    wait_until(lambda: n_sockets(server) <= before, "its connections are closed", TIMEOUT_S)
+    wait_until(lambda: server.n_sockets() <= before, "its connections are closed", TIMEOUT_S)
 
 
 def test_a_grpc_client_that_leaves_in_the_middle_of_a_message(server: OperatedServer) -> None:

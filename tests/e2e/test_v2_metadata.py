@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from prometheus_client.parser import text_string_to_metric_families
-from serving import Addresses
+from serving import Addresses, answered
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -28,17 +28,6 @@ def get(address: str, path: str, body: bytes | None = None) -> Any:
         return json.loads(answer.read())
 
 
-def answered(address: str, path: str, method: str = "GET") -> tuple[int, Any, bytes]:
-    """Status, headers and body, whatever the status."""
-    request = urllib.request.Request(f"http://{address}{path}", method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, answer.headers, answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.headers, error.read()
-
-
 @pytest.mark.parametrize("protocol", CLIENTS)
 def test_health_and_metadata(server: Addresses, protocol: str) -> None:
     with client(server, protocol) as asked:
@@ -52,7 +41,7 @@ def test_health_and_metadata(server: Addresses, protocol: str) -> None:
 
 
 def test_the_models_have_a_list(server: Addresses) -> None:
-    status, _, body = answered(server.http, "/v2/models")
+    status, _, body = answered(server.http, "GET", "/v2/models")
     assert (status, "echo_FP32" in json.loads(body)["models"]) == (200, True)
 
 
@@ -60,7 +49,7 @@ def test_the_models_have_a_list(server: Addresses) -> None:
     ("path", "status"), [("echo_FP32/versions/1", 200), ("echo_FP32/versions/2", 404), ("nope", 404)]
 )
 def test_whether_a_model_is_ready_by_path(server: Addresses, path: str, status: int) -> None:
-    assert answered(server.http, f"/v2/models/{path}/ready")[0] == status
+    assert answered(server.http, "GET", f"/v2/models/{path}/ready")[0] == status
 
 
 @pytest.mark.parametrize(
@@ -76,7 +65,7 @@ def test_whether_a_model_is_ready_by_path(server: Addresses, path: str, status: 
 def test_paths_and_methods_that_are_not_served(
     server: Addresses, method: str, path: str, status: int, allowed: str | None
 ) -> None:
-    got, headers, body = answered(server.http, path, method)
+    got, headers, body = answered(server.http, method, path)
     assert (got, headers["Allow"], headers["Content-Type"]) == (status, allowed, "application/json")
     assert list(json.loads(body)) == ["error"]
 
@@ -108,12 +97,15 @@ def test_model_metadata(server: Addresses) -> None:
 
 @pytest.mark.parametrize("protocol", CLIENTS)
 @pytest.mark.parametrize(("name", "version"), [("nope", ""), ("echo_FP32", "2")])
-def test_metadata_of_what_does_not_exist(server: Addresses, protocol: str, name: str, version: str) -> None:
+@pytest.mark.parametrize("method", ["get_model_metadata", "get_model_config"])
+def test_a_model_that_does_not_exist_is_not_described(
+    server: Addresses, protocol: str, method: str, name: str, version: str
+) -> None:
     with (
         client(server, protocol) as asked,
         pytest.raises(InferenceServerException, match="unknown model") as raised,
     ):
-        asked.get_model_metadata(name, version)
+        getattr(asked, method)(name, version)
     assert raised.value.status() in {"404", "StatusCode.NOT_FOUND"}
 
 
@@ -170,7 +162,7 @@ def test_the_metrics_page_parses_and_the_metrics_port_has_nothing_else(server: A
     up = families["gpuserve_worker_up"].samples
     assert {sample.labels["model"] for sample in up} == set(SERVED)
     assert {sample.value for sample in up} == {1.0}
-    assert answered(address, "/v2/health/ready")[::2] == (200, b"")
+    assert answered(address, "GET", "/v2/health/ready")[::2] == (200, b"")
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get(address, "/v2/models/echo_FP32")
 
@@ -191,17 +183,6 @@ def test_model_config(server: Addresses) -> None:
         found = asked.get_model_config("optional", "1").config
     assert (found.name, found.max_batch_size, found.input[1].optional) == ("optional", 8, True)
     assert found.instance_group[0].count == config["instance_group"][0]["count"] == 1
-
-
-@pytest.mark.parametrize("protocol", CLIENTS)
-@pytest.mark.parametrize(("name", "version"), [("nope", ""), ("echo_FP32", "2")])
-def test_the_config_of_what_does_not_exist(server: Addresses, protocol: str, name: str, version: str) -> None:
-    with (
-        client(server, protocol) as asked,
-        pytest.raises(InferenceServerException, match="unknown model") as raised,
-    ):
-        asked.get_model_config(name, version)
-    assert raised.value.status() in {"404", "StatusCode.NOT_FOUND"}
 
 
 @pytest.mark.parametrize("protocol", CLIENTS)

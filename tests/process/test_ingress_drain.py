@@ -6,20 +6,16 @@ import contextlib
 import http.client
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from commands import ask, status
 from http2_peer import NO_ERROR
 from http2_wire import Wire
 from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
 from processes import wait_until
-from steady_load import SteadyLoad, message
 
-CALL = "/inference.GRPCInferenceService/"
 NO_LAST = (1 << 31) - 1
 
 
@@ -70,28 +66,6 @@ def test_clients_of_every_process_are_notified_and_new_ones_are_not(tmp_path: Pa
         assert server.end() == 0
 
 
-@pytest.mark.thorough
-def test_requests_of_an_ingress_process_are_awaited(tmp_path: Path, orders: Orders) -> None:
-    with (
-        operated(tmp_path, orders) as server,
-        grpc.insecure_channel(server.wait_ready().addresses["gRPC"]) as channel,
-    ):
-        ended = threading.Event()
-
-        def requests() -> Any:
-            yield message()
-            ended.wait(TIMEOUT_S)
-
-        stream = channel.stream_stream(CALL + "ModelStreamInfer")(requests(), timeout=TIMEOUT_S)
-        assert next(stream)
-        late = drain(server, timeout_s=0.1)
-        assert (late.code, late.result) == ("DEADLINE_EXCEEDED", {"unfinished": 1})
-        ended.set()
-        assert list(stream) == []
-        assert drain(server).result == {"unfinished": 0}
-        assert server.end() == 0
-
-
 @pytest.mark.thorough  # the process has five seconds
 def test_a_hung_ingress_process_does_not_delay_the_end(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
@@ -117,16 +91,3 @@ def test_an_ingress_process_that_dies_while_drained_is_replaced_by_a_drained_one
         assert drain(server, undo=True).text == "in service again"
         wait_until(lambda: server.status("/v2/health/ready") == 200, "in service")
         assert server.end() == 0
-
-
-@pytest.mark.thorough
-def test_drained_and_undone_again_and_again_under_load(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server:
-        at = server.wait_ready().addresses
-        with SteadyLoad([at["HTTP"]], [at["gRPC"]], by_health=False) as load:
-            for _ in range(3):
-                assert drain(server, timeout_s=1.0).code == "DEADLINE_EXCEEDED"
-                enough = load.n_answered() + 50
-                wait_until(lambda enough=enough: load.n_answered() > enough, "it serves")
-                assert drain(server, undo=True).code == ""
-        assert load.lost() == {}

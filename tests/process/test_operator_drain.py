@@ -29,6 +29,8 @@ WATCH = "/grpc.health.v1.Health/Watch"
 NO_LAST = (1 << 31) - 1
 GET = [(":method", "GET"), (":scheme", "http"), (":path", "/v2/health/live"), (":authority", "a")]
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+#: Without ingress processes, and with two.
+INGRESS = pytest.mark.parametrize("ingress", [1, pytest.param(2, marks=pytest.mark.thorough)])
 
 
 @pytest.fixture
@@ -93,9 +95,10 @@ def test_one_of_two_is_drained_and_killed_and_no_request_is_lost(tmp_path: Path,
 
 
 @pytest.mark.thorough
-def test_drained_and_undone_again_and_again_under_load(tmp_path: Path, orders: Orders) -> None:
+@INGRESS
+def test_drained_and_undone_again_and_again_under_load(tmp_path: Path, orders: Orders, ingress: int) -> None:
     """The only server, with nobody else to go to: its clients find it again, and it is never drained."""
-    with operated(tmp_path, orders) as server:
+    with operated(tmp_path, orders, ingress_processes=ingress) as server:
         at = server.wait_ready().addresses
         with SteadyLoad([at["HTTP"]], [at["gRPC"]], by_health=False) as load:
             for _ in range(3):
@@ -197,11 +200,12 @@ def test_the_lame_duck_is_had_in_full_and_once_however_often_it_is_drained(
         assert server.process.wait(TIMEOUT_S) == 0
 
 
+@INGRESS
 def test_an_open_stream_is_waited_for_and_one_that_watches_health_is_not(
-    tmp_path: Path, orders: Orders
+    tmp_path: Path, orders: Orders, ingress: int
 ) -> None:
     with (
-        operated(tmp_path, orders) as server,
+        operated(tmp_path, orders, ingress_processes=ingress) as server,
         grpc.insecure_channel(server.wait_ready().addresses["gRPC"]) as channel,
     ):
         said = channel.unary_stream(WATCH)(b"", timeout=TIMEOUT_S)
@@ -221,6 +225,7 @@ def test_an_open_stream_is_waited_for_and_one_that_watches_health_is_not(
         assert list(stream) == []
         assert drain(server).result == {"unfinished": 0}
         said.cancel()
+        assert server.end() == 0
 
 
 def test_a_drain_that_is_undone_is_told_so(tmp_path: Path, orders: Orders) -> None:
