@@ -6,7 +6,7 @@ import socket
 
 import pytest
 from http1_talk import Talk
-from test_http_handler import House, run
+from test_http_handler import opened
 
 from gpuserve.front.protocols.access.authorization import AccessPolicy, AllowedHosts, foreign_host
 from gpuserve.front.protocols.http.http_handler import HttpHandler
@@ -59,11 +59,11 @@ def test_the_machines_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert AllowedHosts(()).refusal(found, "::1") is None
 
 
-def test_a_page_of_anybodys_reads_nothing_on_either_port() -> None:
+async def test_a_page_of_anybodys_reads_nothing_on_either_port() -> None:
     def asked(path: str, host: str, *lines: str) -> bytes:
         return "\r\n".join([f"GET {path} HTTP/1.1", f"Host: {host}", *lines, "", ""]).encode()
 
-    async def test(house: House) -> None:
+    async with opened() as house:
         handler = HttpHandler(house.service, house.requests, 1 << 20, AccessPolicy(), None, ["good.example"])
         for path, accept in (("/v2", handler.accept), ("/v2/health/live", handler.accept_metrics)):
             talk = Talk(handler=accept)
@@ -73,5 +73,3 @@ def test_a_page_of_anybodys_reads_nothing_on_either_port() -> None:
                 talk.way.raw = b""
             talk.feed(asked(path, "evil.example"))
             assert talk.way.raw.startswith(b"HTTP/1.1 200 ")  # no browser
-
-    run(test)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import zmq
 
-from gpuserve.core.event_log import EventKind, Subscriptions, topic
+from gpuserve.core.event_log import EventKind, EventLog, Subscriptions, topic
+from gpuserve.supervisor.control.front_messages import WatchRates
 from gpuserve.supervisor.control.reactor import Reactor
-from gpuserve.supervisor.operator.event_publication import MAX_WAITING, EventPublisher
+from gpuserve.supervisor.operator.event_publication import MAX_WAITING, EventPublication
+from gpuserve.supervisor.processes.child_supervision import LogLines
 
 TIMEOUT_MS = 10_000
-EVENT = b'{"kind":"instance_died","reason":"' + b"x" * 200 + b'"}'
 
 
 @pytest.fixture
@@ -24,30 +28,41 @@ def reactor() -> Iterator[Reactor]:
     one.close()
 
 
-class Served(EventPublisher):
-    """A publisher that stops its reactor when what it waits for is subscribed to."""
+class Served:
+    """An event publication, and the parts of its server that it uses."""
 
     def __init__(self, reactor: Reactor) -> None:
-        super().__init__(reactor, self._changed)
-        self._loop = reactor
-        self._wanted: tuple[bytes, ...] = ()
+        self.events, self.lines, self.reactor = EventLog(), LogLines(reactor), reactor
+        self.sent: list[WatchRates] = []
+        self.front = SimpleNamespace(send=self.sent.append)
+        self.publication = EventPublication(cast(Any, self), lambda call, then: then(call()))
 
-    def _changed(self) -> None:
-        if all(map(self.subscriptions.wants, self._wanted)):
-            self._loop.stop()
+    def run_until(self, is_done: Callable[[], bool]) -> None:
+        def check() -> None:
+            if is_done():
+                self.reactor.stop()
+            else:
+                self.reactor.call_later(0.005, check)
 
-    def run_until_wanted(self, *topics: bytes) -> None:
-        self._wanted = topics
-        self._changed()
-        self._loop.run()
+        check()
+        self.reactor.run()
+
+    def run_until_heard(self, *sockets: zmq.Socket[bytes]) -> None:
+        """Run the server until it has the subscriptions of these sockets: their greetings are answered."""
+        hellos = [b"hello/%d" % number for number in range(len(sockets))]
+        for socket, hello in zip(sockets, hellos, strict=True):
+            socket.subscribe(hello)
+        self.run_until(lambda: all(socket.poll(0) for socket in sockets))
+        for socket, hello in zip(sockets, hellos, strict=True):
+            assert socket.recv_multipart() == [hello, b"{}"]
 
 
 @pytest.fixture
-def publisher(reactor: Reactor) -> Iterator[Served]:
+def served(reactor: Reactor) -> Iterator[Served]:
     one = Served(reactor)
-    one.open()
+    one.publication.open(lambda: None)
     yield one
-    one.close()
+    one.publication.close()
 
 
 @pytest.fixture
@@ -68,29 +83,32 @@ def subscriber(
     return socket
 
 
-def test_only_what_is_wanted_is_sent(publisher: Served, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    with subscriber(context, publisher.address, topic(EventKind.LOG, "m")) as socket:
-        publisher.run_until_wanted(b"log/m")
-        publisher.publish(b"log/other", b"1")
-        publisher.publish(b"log/m", b"2")
-        assert socket.recv_multipart() == [b"log/m", b"2"]
+def test_only_what_is_wanted_is_sent(served: Served, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with subscriber(context, served.publication.address, topic(EventKind.LOG, "m")) as socket:
+        served.run_until_heard(socket)
+        served.lines.add("1", {"model": "other"})
+        served.events.record(EventKind.INSTANCE_DIED, model="m")
+        served.lines.add("2", {"model": "m"})
+        name, text = socket.recv_multipart()
+        assert (name, json.loads(text)["line"]) == (b"log/m", "2")
 
 
 @pytest.mark.parametrize("events", [20_000, pytest.param(1_000_000, marks=pytest.mark.thorough)])
 def test_who_never_reads_loses_events_and_holds_nobody_up(
-    publisher: Served, context: zmq.Context[zmq.Socket[bytes]], events: int
+    served: Served, context: zmq.Context[zmq.Socket[bytes]], events: int
 ) -> None:
+    address = served.publication.address
     with (
-        subscriber(context, publisher.address, b"instance_died/", waiting=1) as slow,
-        subscriber(context, publisher.address, b"drained/") as quick,
+        subscriber(context, address, b"instance_died/", waiting=1) as slow,
+        subscriber(context, address, b"drained/") as quick,
     ):
-        publisher.run_until_wanted(b"instance_died/", b"drained/")
+        served.run_until_heard(slow, quick)
         slept = _times_slept()
         for _ in range(events):
-            publisher.publish(b"instance_died/m", EVENT)
+            served.events.record(EventKind.INSTANCE_DIED, model="m", reason="x" * 200)
         assert _times_slept() - slept < events / 1000
-        publisher.publish(b"drained/", b"{}")
-        assert quick.recv_multipart() == [b"drained/", b"{}"]
+        served.events.record(EventKind.DRAINED)
+        assert quick.recv_multipart()[0] == b"drained/"
         slow.set(zmq.RCVTIMEO, 200)
         heard = 0
         while heard < events:
@@ -102,24 +120,32 @@ def test_who_never_reads_loses_events_and_holds_nobody_up(
         assert heard < events, f"{MAX_WAITING} wait in the server, and what the kernel has room for"
 
 
+def test_the_front_measures_rates_while_somebody_wants_samples(
+    served: Served, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    with subscriber(context, served.publication.address, topic(EventKind.SAMPLE)) as socket:
+
+        def has_ended() -> bool:
+            if served.sent:
+                socket.unsubscribe(topic(EventKind.SAMPLE))
+            return len(served.sent) == 2
+
+        served.run_until(has_ended)
+    assert served.sent == [WatchRates(True), WatchRates(False)]
+
+
 def _times_slept() -> int:
     """How often this thread has waited for something; that others had the processor does not count."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
-def test_a_greeting_is_answered(publisher: Served, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    with subscriber(context, publisher.address, b"hello/1234") as socket:
-        publisher.run_until_wanted(b"hello/1234")
-        assert socket.recv_multipart() == [b"hello/1234", b"{}"]
-
-
 def test_nothing_stays_open(reactor: Reactor) -> None:
     before = set(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-    publisher = EventPublisher(reactor, lambda: None)
-    publisher.open()
-    publisher.close()
-    publisher.close()
-    publisher.publish(b"log/", b"{}")
+    served = Served(reactor)
+    served.publication.open(lambda: None)
+    served.publication.close()
+    served.publication.close()
+    served.events.record(EventKind.DRAINED)
     assert (set(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))) == before
 
 
