@@ -129,6 +129,12 @@ def test_both_names_of_an_option_are_one_too_many(tmp_path: Path) -> None:
     assert problem.source_line[problem.span.column - 1 :].startswith("max_queue_delay_microseconds")
 
 
+def test_a_key_with_an_escape_is_called_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text('server: {"http\\u005fport": x}\nmodels: []\n')
+    with pytest.raises(ConfigProblems, match=r"c.yaml:1:28: server.http_port: expected"):
+        load_file(str(tmp_path / "c.yaml"), {})
+
+
 def test_a_mistake_behind_tritons_name_is_shown_in_its_place(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(FILE.replace("500", "-1"))
     with pytest.raises(
