@@ -55,11 +55,12 @@ def test_a_search(config: Path, tmp_path: Path) -> None:
     assert lines[1].startswith("  1  max_batch_size 2: ")
     assert lines[2].startswith("  2  max_batch_size 8: ")
     assert len(lines) == 4
-    assert lines[3].startswith(f"{best} is {config} with models[0].max_batch_siz")
     assert done.stdout.startswith("# echo\n\n| max batch sizes | in flight | req/s | p99 ms |  |\n")
     assert done.stdout.count("| best |") == 1
     written = best.read_text()
     assert written in {config.read_text(), config.read_text().replace("batch_size: 2", "batch_size: 8")}
+    changes = "as it was" if written == config.read_text() else "with models[0].max_batch_siz"
+    assert lines[3].startswith(f"{best} is {config} {changes}")
     assert subprocess.run([GPUSERVE, "check", str(best)], check=False, capture_output=True).returncode == 0
 
 

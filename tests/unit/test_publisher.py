@@ -93,7 +93,7 @@ def test_only_what_is_wanted_is_sent(served: Served, context: zmq.Context[zmq.So
         assert (name, json.loads(text)["line"]) == (b"log/m", "2")
 
 
-@pytest.mark.parametrize("events", [20_000, pytest.param(1_000_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("events", [20_000, pytest.param(200_000, marks=pytest.mark.thorough)])
 def test_who_never_reads_loses_events_and_holds_nobody_up(
     served: Served, context: zmq.Context[zmq.Socket[bytes]], events: int
 ) -> None:
