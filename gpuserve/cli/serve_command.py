@@ -263,7 +263,8 @@ def _check_folders(folders: list[str], described: CallableFlags) -> None:
 
 #: Fingerprints of the watched folders, taken before the server starts.
 Fingerprints: TypeAlias = Mapping[str, Hashable]
-#: Interval between comparisons, which find changes before the watch began, or if there can be no watch.
+#: Seconds between comparisons of the files. They find changes from before the watch began, and every change
+#: where the system has no more file watches.
 _POLL_S: Final = 0.5
 
 

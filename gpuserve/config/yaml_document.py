@@ -112,7 +112,7 @@ class Document:
         """Return the keys of a path that the text has by another name, Triton's or a former one, with it."""
         keys = [self._find(path[: end + 1])[0] for end in range(len(path))]
         named = {key.value: _written(key, self.lines) for key in keys if key is not None}
-        # Others that differ are the same name, with escapes or in several lines.
+        # A key that differs otherwise is the same name, written with escapes or over several lines.
         return {ours: one for ours, one in named.items() if ours != one and one.isidentifier()}
 
     def _find(self, path: Path) -> tuple[Node | None, Node | None]:
