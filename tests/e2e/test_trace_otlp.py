@@ -248,9 +248,9 @@ def test_open_metrics_have_traces_as_exemplars(traced: Addresses, collector: Col
     assert families["gpuserve_requests_success"].type == "counter"
     for name in ("gpuserve_request_duration_seconds", "gpuserve_queue_duration_seconds"):
         samples = [one for one in families[name].samples if one.labels["model"] == "a"]
-        exemplars = [one.exemplar for one in samples if one.exemplar is not None]
-        assert {"trace_id": TRACE_ID} in [one.labels for one in exemplars]
-        assert all(one.value > 0 for one in samples if one.exemplar is not None)
+        buckets = [one for one in samples if one.exemplar is not None]
+        assert {"trace_id": TRACE_ID} in [one.exemplar.labels for one in buckets]
+        assert all(one.value > 0 for one in buckets), "an exemplar is counted in its bucket"
     with urlopen(f"http://{traced.http}/metrics", timeout=TIMEOUT_S) as page:
         assert page.headers["content-type"].startswith("text/plain")
         assert "trace_id" not in page.read().decode()

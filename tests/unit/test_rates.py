@@ -87,7 +87,7 @@ def test_a_model_that_went_is_forgotten() -> None:
 def test_what_is_cached_is_a_request_and_no_batch() -> None:
     metrics, meter = account(), RateMeter()
     meter.read(metrics, 1.0)
-    metrics.cache_hit(0.0001)
+    metrics.cache_hit(None, 0.0001)
     rates = meter.read(metrics, 2.0)
     assert (rates.requests_per_s, rates.batch_size) == (1.0, None)
     assert counts_of(metrics).batches == 0

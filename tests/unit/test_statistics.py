@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from hypothesis import given
@@ -35,6 +36,14 @@ class Request:
         self.rows = rows
         self.enqueued_at = enqueued_at
         self.counted = False
+
+
+class TracedRequest(Request):
+    """Accepted ``duration_s`` before the time 0 of the clock, by a client that traces it."""
+
+    def __init__(self, duration_s: float) -> None:
+        super().__init__(1, -duration_s)
+        self.trace = SimpleNamespace(context=("traceparent", ""), otel_trace_id=f"{1:032x}")
 
 
 class Ran(NamedTuple):
@@ -80,7 +89,7 @@ def test_every_request_is_counted_once(
     for error in refusals:
         metrics.refused(error)
     for _ in range(hits):
-        metrics.cache_hit(0.125)
+        metrics.cache_hit(None, 0.125)
 
     statistics = metrics.statistics
     durations, executions, by_size = statistics.durations(), statistics.executions(), statistics.by_size()
@@ -112,6 +121,21 @@ def test_a_request_is_not_counted_a_second_time() -> None:
     metrics.executed("cpu#0", 1, 0.0, (1, 2, 3), [request], [None])
     assert metrics.statistics.executions().count == 1
     assert metrics.statistics.durations()["success"].times == 0
+
+
+@given(st.lists(st.sampled_from([*DURATION_BUCKETS, *(one + 1e-9 for one in DURATION_BUCKETS)]), min_size=1))
+def test_an_exemplar_is_counted_in_its_bucket(durations_s: list[float]) -> None:
+    metrics = ModelMetrics("m", "1", dict)
+    metrics.keeps_exemplars = True
+    requests = [TracedRequest(duration_s) for duration_s in durations_s]
+    metrics.queued(requests, 0.0)
+    metrics.executed("cpu#0", len(requests), 0.0, (0, 0, 0), requests, [None] * len(requests))
+    for histogram in (metrics.queue_duration, metrics.request_duration):
+        assert histogram.exemplars
+        for bucket, exemplar in histogram.exemplars.items():
+            assert histogram.counts[bucket] > 0
+            bounds = (0.0, *histogram.bounds, math.inf)
+            assert bounds[bucket] < exemplar.value <= bounds[bucket + 1]
 
 
 @given(values=st.lists(st.floats(0.0, 100.0), max_size=20))

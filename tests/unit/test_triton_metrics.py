@@ -99,7 +99,7 @@ def test_a_cache_is_counted_where_there_is_one() -> None:
     assert not [line for line in lines(metrics(LatencyWindow())) if "cache" in line.split()[-1].split("{")[0]]
     model = metrics(LatencyWindow())
     model.outcomes.cache_misses = 0
-    model.cache_hit(1e-6)
+    model.cache_hit(None, 1e-6)
     model.cache_missed(2e-6)
     model.cache_kept(2e-6, 3e-6)
     text = lines(model)

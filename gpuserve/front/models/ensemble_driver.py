@@ -120,7 +120,7 @@ class EnsembleDriver(Driver):
         self._answers.release_inputs(pending)
         if not isinstance(outcome, RequestError):
             pending.counted = True
-            self.metrics.answered(pending.rows, time.monotonic() - pending.enqueued_at)
+            self.metrics.answered(pending)
         self._answers.deliver(pending, outcome, FailureReason.OTHER)
 
     # ---- ending ---------------------------------------------------------------------------

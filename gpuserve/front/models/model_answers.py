@@ -61,7 +61,7 @@ class ModelAnswers:
             pending.lookup_s = lookup_s
             return False
         pending.cache_key = None
-        self._metrics.cache_hit(lookup_s)
+        self._metrics.cache_hit(pending, lookup_s)
         pending.counted = True
         self.expect(pending)
         self.deliver(pending, response)

@@ -13,7 +13,6 @@ from gpuserve.front.ipc.scatter import Answer
 from gpuserve.front.ipc.worker_memory import KeptTensor, LentExport
 from gpuserve.front.models.pending_request import OnResponse, PendingRequest
 from gpuserve.front.observability.access_log import notes_of
-from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.observability.tracing.request_trace import Deliver, Reception, Trace, TracedTensor
 from gpuserve.front.observability.tracing.trace_settings import Sampler, TraceLevel
 from gpuserve.front.requests.inference import InferRequest, InferResponse
@@ -39,16 +38,14 @@ class OnEnd(Protocol):
 
 
 class ModelTracer:
-    """Starts traces of one model, and records events of its requests. Histograms of ``metrics`` keep traced
-    requests as exemplars in mode opentelemetry; None for refusals, which have no exemplars. ``scope`` is the
-    model's name if it has settings of its own. ``follows_callers``: a request is traced if its caller traces
-    it, and not if its caller decided not to.
+    """Starts traces of one model, and records events of its requests. ``scope`` is the model's name if it has
+    settings of its own. ``follows_callers``: a request is traced if its caller traces it, and not if its
+    caller decided not to.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        metrics: ModelMetrics | None,
         sampler: Sampler,
         scope: str,
         ids: Iterator[int],
@@ -57,7 +54,6 @@ class ModelTracer:
         follows_callers: bool,
     ) -> None:
         self._spec = spec
-        self._metrics = metrics
         self._sampler = sampler
         self._scope = scope
         self._ids = ids
@@ -168,15 +164,6 @@ class ModelTracer:
         elif TraceLevel.TENSORS in trace.level and answer is not None:
             trace.tensors += _outputs(answer)
         trace.note("REQUEST_END")
-        metrics = self._metrics
-        if metrics is not None and trace.context and not trace.error:
-            at = trace.moments
-            metrics.request_duration.keep_exemplar(
-                at["REQUEST_END"] - at["REQUEST_START"], trace.otel_trace_id
-            )
-            if "COMPUTE_START" in at:
-                waited_ns = at["COMPUTE_START"] - at["QUEUE_START"]
-                metrics.queue_duration.keep_exemplar(waited_ns, trace.otel_trace_id)
         trace.finished = True
         if caller is not None and not caller.finished:
             caller.children.append(trace)

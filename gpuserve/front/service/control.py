@@ -19,7 +19,6 @@ from gpuserve.config.settings.checks import lacks_trace_file
 from gpuserve.config.settings.logs import LOG, LogSettings
 from gpuserve.config.settings.server import TRACE, TraceSettings
 from gpuserve.core.errors import InvalidArgument, RequestError, Unavailable, Unimplemented, request_error
-from gpuserve.front.models.model_driver import Driver
 from gpuserve.front.models.model_tracer import ModelTracer, trace_ids
 from gpuserve.front.models.pending_request import AccessLogObserver
 from gpuserve.front.net.exchange import Exchange
@@ -270,8 +269,9 @@ class TraceControl:
         self._known = names
         active = False
         for driver in drivers:
-            tracer = self._tracer(driver.spec, driver)
+            tracer = self._tracer(driver.spec)
             driver.tracer = AccessLogObserver(tracer) if self._has_notes else tracer
+            driver.metrics.keeps_exemplars = tracer is not None
             active |= tracer is not None
         was_active, self.receptions.deliver = self.is_active, self._deliver if active else None
         if self.is_active is not was_active:
@@ -299,7 +299,7 @@ class TraceControl:
         """
         unknown = ModelSpec(shown(name) or "?", (), (), version=0)
         spec = next((one.spec for one in self._models.all() if one.spec.name == name), unknown)
-        tracer = self._tracer(spec, None)
+        tracer = self._tracer(spec)
         if tracer is not None:
             request = InferRequest(name, "", "", {}, [], (), None)
             request.sender, request.reception = exchange, reception
@@ -314,14 +314,13 @@ class TraceControl:
         if model and all(driver.spec.name != model for driver in self._models.all()):
             raise InvalidArgument(f"Request for unknown model : {shown(model)}")
 
-    def _tracer(self, spec: ModelSpec, driver: Driver | None) -> ModelTracer | None:
+    def _tracer(self, spec: ModelSpec) -> ModelTracer | None:
         name = spec.name
         values = self._scopes.values(name)
         if not values.level or values.problem(self._start) is not None:
             return None
         return ModelTracer(
             spec,
-            None if driver is None else driver.metrics,
             self._scopes.sampler(name),
             name if self._scopes.is_own(name) else "",
             self._ids,

@@ -62,10 +62,13 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
-    def keep_exemplar(self, duration_ns: int, trace_id: str) -> None:
-        """Keep a traced request as the exemplar of its bucket. ``observe`` counts the request."""
-        value = duration_ns * 1e-9
-        self.exemplars[bisect_left(self.bounds, value)] = Exemplar(trace_id, value, time.time())
+    def keep_exemplars(self, requests: Iterable[Any], values: Iterable[float]) -> None:
+        """Keep the requests (``PendingRequest``) that are traced, with the values that were observed."""
+        for request, value in zip(requests, values, strict=True):
+            trace = getattr(request, "trace", None)
+            if trace is not None and trace.context:
+                exemplar = Exemplar(trace.otel_trace_id, value, time.time())
+                self.exemplars[bisect_left(self.bounds, value)] = exemplar
 
     def observe_all(self, values: Sequence[float]) -> None:
         """Count several values, most of which are in the same bucket."""
@@ -223,6 +226,8 @@ class ModelMetrics:
         self.gauges = gauges
         self.declared: Callable[[], Iterable[InstanceSpec]] | None = None
         self.window = window
+        #: Whether requests may be traced: in mode opentelemetry they become exemplars of the histograms.
+        self.keeps_exemplars = False
         self.statistics = ModelStatistics()
         self.outcomes = OutcomeCounts()
         #: Bytes that an ensemble's steps passed on without the host; None for other models.
@@ -259,9 +264,12 @@ class ModelMetrics:
         memory_nbytes = int(self.gauges().get("gpuserve_arena_bytes", 0))
         return StatisticsEntry(self.model, self.version, self.statistics, memory_nbytes, gpu_memory_nbytes)
 
-    def queued(self, requests: Iterable[Any], now: float) -> None:
+    def queued(self, requests: Sequence[Any], now: float) -> None:
         """Count requests (``PendingRequest``) that left the queue for a worker at ``now``."""
-        self.queue_duration.observe_all([now - one.enqueued_at for one in requests])
+        durations_s = [now - one.enqueued_at for one in requests]
+        self.queue_duration.observe_all(durations_s)
+        if self.keeps_exemplars:
+            self.queue_duration.keep_exemplars(requests, durations_s)
 
     def count_elements(self, requests: Sequence[Any], rows: int) -> None:
         """Count the elements of a batch with ragged inputs, as sent and as padded to one shape."""
@@ -299,14 +307,18 @@ class ModelMetrics:
     ) -> None:
         """Count a successful batch of ``size`` rows with its answers; errors are not counted here."""
         ended_at = time.monotonic()
+        ended: list[Any] = []
         durations_s: list[float] = []
         rows = 0
         for request, answer in zip(requests, answers, strict=True):
             if not (request.counted or isinstance(answer, RequestError)):
                 request.counted = True
                 rows += request.rows
+                ended.append(request)
                 durations_s.append(ended_at - request.enqueued_at)
         self.request_duration.observe_all(durations_s)
+        if self.keeps_exemplars:
+            self.request_duration.keep_exemplars(ended, durations_s)
         if self.window is not None:
             for duration_s in durations_s:
                 self.window.observe(ended_at, _latencies(duration_s, ended_at - sent_at, phases))
@@ -316,11 +328,14 @@ class ModelMetrics:
         at.executions[size].add(phases, answered, rows, sum(durations_s) - elapsed_s, elapsed_s)
         self.statistics.last_answer_at = time.time()
 
-    def answered(self, rows: int, duration_s: float) -> None:
+    def answered(self, request: Any) -> None:
+        """Count a successful request (``PendingRequest``) of an ensemble, which has no instances."""
+        rows, duration_s = request.rows, time.monotonic() - request.enqueued_at
         phases = (0, round(duration_s * 1e9), 0)
         self.statistics.instance("")[rows].add(phases, 1, rows, 0.0, duration_s)
         self.statistics.last_answer_at = time.time()
         self.request_duration.observe(duration_s)
+        self.request_duration.keep_exemplars((request,), (duration_s,))
         if self.window is not None:
             self.window.observe(time.monotonic(), _latencies(duration_s, duration_s, phases))
 
@@ -340,10 +355,11 @@ class ModelMetrics:
         self.outcomes.cancellations += 1
         self.statistics.failed(FailureReason.CANCELED, duration_s)
 
-    def cache_hit(self, duration_s: float) -> None:
+    def cache_hit(self, request: Any, duration_s: float) -> None:
         """Count an answer from the response cache. No instance ran the request, so no rows were inferred."""
         self.statistics.cache_hit(duration_s, time.time())
         self.request_duration.observe(duration_s)
+        self.request_duration.keep_exemplars((request,), (duration_s,))
         if self.window is not None:
             self.window.observe_cache(time.monotonic(), "cache_hit", duration_s)
 
