@@ -38,9 +38,9 @@ import numpy as np
 
 from gpuserve.decorators.batching import is_parameter_type, parameter_kind, requested_parameters
 from gpuserve.decorators.coded import STREAMS, Codec, codec_of
+from gpuserve.decorators.tensor_marks import DType, Name, Shape
 from gpuserve.decorators.wrapping import BATCH, SAMPLE, argument_form_of, is_own_code
 from gpuserve.model.declaration import Tensor
-from gpuserve.typed import DType, Name, Shape
 from gpuserve_worker.inference.callable_loading import makes_callable
 from gpuserve_worker.inference.inference_request import function_of
 from gpuserve_worker.inference.stepping import Last, is_stepped
