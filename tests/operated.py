@@ -197,7 +197,7 @@ class OperatedServer:
 
     @property
     def front(self) -> int:
-        (pid,) = self._children("gpuserve.front") or (0,)
+        (pid,) = self._children("gpuserve.front.process") or (0,)
         return pid
 
     @property

@@ -41,7 +41,7 @@ STREAM: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 SETTING: Final = "/inference.GRPCInferenceService/TraceSetting"
 _COUNTER: Final = """
 import collections, json, os, signal, sys
-if "gpuserve.front" in sys.orig_argv:
+if "gpuserve.front.process" in sys.orig_argv:
     counts = collections.Counter()
     def count(frame, event, arg):
         if event == "call":
@@ -224,7 +224,7 @@ def _address(log: Path, server: subprocess.Popen[bytes]) -> str:
 def _front_of(supervisor: int) -> int:
     """The child of the supervisor that runs the module of the front."""
     for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
-        if b"gpuserve.front" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+        if b"gpuserve.front.process" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
             return int(pid)
     raise RuntimeError("the server has no front")
 

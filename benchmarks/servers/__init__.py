@@ -53,7 +53,11 @@ class GpuServe(Server):
     stop_signal = signal.SIGINT  # SIGTERM has a lame duck
     options = frozenset(Option)
     apis = frozenset({Api.GRPC, Api.STREAM, Api.SHARED_MEMORY, Api.HTTP_BINARY, Api.HTTP_JSON})
-    roles = (("gpuserve_worker", "worker"), ("gpuserve.front", "front"), ("gpuserve serve", "supervisor"))
+    roles = (
+        ("gpuserve_worker", "worker"),
+        ("gpuserve.front.process", "front"),
+        ("gpuserve serve", "supervisor"),
+    )
 
     @property
     def _program(self) -> Path:

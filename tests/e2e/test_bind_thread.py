@@ -176,7 +176,7 @@ def test_a_new_front_finds_the_same_thread(server: Server) -> None:
     server.bind("locked", locked, **FLOATS_IN_AND_OUT, isolation="thread")
     server.run()
     assert ask(server, "locked", 1.0) == [2]
-    (front,) = [pid for pid in children(os.getpid()) if "gpuserve.front " in command_line(pid)]
+    (front,) = [pid for pid in children(os.getpid()) if "gpuserve.front.process " in command_line(pid)]
     os.kill(front, signal.SIGKILL)
     wait_until(lambda: _ready(server), "another front is ready")
     assert (infer(server, "locked", INPUT_1=np.ones((1, LARGE), np.float32))["OUTPUT_1"] == 2).all()

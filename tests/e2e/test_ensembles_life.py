@@ -337,7 +337,7 @@ def told(path: Path, traces: int) -> list[dict[str, Any]]:
 
 
 def front_pid() -> int:
-    (pid,) = [one for one in descendants(os.getpid()) if "gpuserve.front " in command_line(one)]
+    (pid,) = [one for one in descendants(os.getpid()) if "gpuserve.front.process " in command_line(one)]
     return pid
 
 

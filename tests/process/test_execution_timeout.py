@@ -177,7 +177,7 @@ def test_status_shows_where_every_process_stands_also_while_a_model_loads(tmp_pa
         wait_until(lambda: "in sleep_in_c" in status_of(name), "it loads, and shows where it stands")
         front, *workers = json.loads(status_of(name, "--json"))["stacks"]
         assert front.startswith(f"front, process {server.front}:\nMain thread ")
-        assert "gpuserve/front/__main__.py" in front
+        assert "gpuserve/front/process/__main__.py" in front
         heads = [one.splitlines()[0] for one in workers]
         assert sorted(heads) == [
             f"model {model}, instance cpu#0, process {pid}:" for model, pid in sorted(pids(name))

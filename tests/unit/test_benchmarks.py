@@ -215,7 +215,7 @@ def test_a_process_is_told_by_its_command_line() -> None:
     ours = SERVERS["gpuserve"](PeerCache(Path("/nowhere")))
     commands = (
         "/venv/bin/python -m gpuserve_worker 7",
-        "/venv/bin/python -m gpuserve.front 5",
+        "/venv/bin/python -m gpuserve.front.process 5",
         "/venv/bin/gpuserve serve x",
     )
     assert [ours.role(command) for command in commands] == ["worker", "front", "supervisor"]

@@ -27,7 +27,7 @@ def _parts() -> Iterator[str]:
     clients = "tritonclient, curl, KServe, OpenAI's clients, browsers"
     yield from labelled(_CLIENTS, [("clients", "title"), (clients, "small")])
     front = [
-        ("front", "title"), (program("gpuserve.front"), "code"),
+        ("front", "title"), (program("gpuserve.front.process"), "code"),
         ("protocols, queues, batches; one event loop", "small"), ("no code of users, no CUDA", "small"),
     ]  # fmt: skip
     yield from labelled(_FRONT, front, "strong")

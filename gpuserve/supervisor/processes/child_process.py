@@ -184,7 +184,7 @@ def _start(
 
 def front_process(relay_output: bool) -> tuple[Child, socket.socket]:
     """Start a front process, and return it with our end of its control socket."""
-    process, (control,) = spawn("gpuserve.front", channels=1, relay_output=relay_output)
+    process, (control,) = spawn("gpuserve.front.process", channels=1, relay_output=relay_output)
     return process, control
 
 

@@ -1,4 +1,4 @@
-"""``python -m gpuserve.front CONTROL_FD STACKS_FD``: a front process, started by the supervisor."""
+"""``python -m gpuserve.front.process CONTROL_FD STACKS_FD``: a front process, started by the supervisor."""
 
 from __future__ import annotations
 
