@@ -96,6 +96,8 @@ def _serve(init: Init, boot: Link, link: Link, followers: Sequence[Link]) -> int
         supervision.on_wake = partial(start_wake, model, boot, reporter)
         boot.send(ready(model, time.monotonic() - started_s))
         loop.run()
+        if model.rank is not None and not loop.device_is_lost:
+            model.rank.stop_others()
     except BaseException as error:
         if os.getpid() != pid:
             lifecycle.end_child(error)
@@ -107,8 +109,6 @@ def _serve(init: Init, boot: Link, link: Link, followers: Sequence[Link]) -> int
             reporter.ending(f"its callable raised {log_text(error)}")
         return lifecycle.EXIT_FAILED
     finally:
-        if model.rank is not None:
-            model.rank.close()
         close_model(model, reporter)
     if loop.device_is_lost:
         lifecycle.leave(lifecycle.EXIT_DEVICE)

@@ -198,6 +198,8 @@ class BatchReceiver(LinkReceiver, Generic[_Kept]):
                 self._dispatch(*received)
                 if not self._link.pending:
                     return
+            if self._model.rank is not None and not self.stopping:
+                self._model.rank.on_broken_link()
         except (
             WireError,
             ValueError,
@@ -256,6 +258,8 @@ class BatchReceiver(LinkReceiver, Generic[_Kept]):
                 self._attach(epoch)
             case wire.Agreed() if self._model.rank is not None:
                 self._model.rank.relay(message)
+            case wire.Stop() if self._model.rank is not None:
+                self.stopping = True
             case _:
                 if self._model.rank is not None:
                     self._model.rank.relay(message, fds)

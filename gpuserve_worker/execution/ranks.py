@@ -4,12 +4,13 @@ Rank 0 has the link to the front, and is the front of the other ranks, its follo
 memory that it is lent, and each batch just before it calls the callable. Followers call theirs on the same
 bytes and drop the outputs::
 
-    rank 0 -> follower   Attach, Segment, DropSegment, Region, DropRegion, Lend, Unlend, Run, Agreed
+    rank 0 -> follower   Attach, Segment, DropSegment, Region, DropRegion, Lend, Unlend, Run, Agreed, Stop
     follower -> rank 0   Done | Failed of each batch, Released; rank 0 ignores all others
 
 Rank 0 answers a batch as soon as its own call returns, and starts the next one when all followers have
 returned. A call that raises in every rank is a failure of its batch. A call that raises in some ranks only
 leaves the ranks out of step, so the rank that notices ends its process; the supervisor then ends the others.
+It names the rank that ended first as the cause, so a rank that loses its link to another one waits for it.
 """
 
 from __future__ import annotations
@@ -61,8 +62,11 @@ class Rank:
     def wait_idle(self) -> None:
         """Wait until the other ranks have returned from all batches of rank 0."""
 
-    def close(self) -> None:
+    def stop_others(self) -> None:
         """Let the other ranks end, because there are no further batches."""
+
+    def on_broken_link(self) -> None:
+        """Wait for the end of this process if its link led to another rank."""
 
 
 class _Started:
@@ -135,9 +139,10 @@ class Leader(Rank):
         with self._ended:
             self._ended.wait_for(lambda: not self._started)
 
-    def close(self) -> None:
+    def stop_others(self) -> None:
         for link in self._links:
-            link.close()
+            with suppress(OSError):  # it has ended, which the supervisor notices
+                link.send(wire.Stop())
 
     def _find(self, batch_id: int) -> _Started | None:
         # A copy, because another thread may start a batch now.
@@ -151,7 +156,7 @@ class Leader(Rank):
             except OSError:
                 received = None
             if received is None:
-                self._await_end(rank)
+                _await_end(self._reporter, rank)
             message, fds = received
             close_all(fds)
             match message:
@@ -170,12 +175,7 @@ class Leader(Rank):
             try:
                 link.send_encoded(data, fds)
             except OSError:
-                self._await_end(rank)
-
-    def _await_end(self, rank: int) -> NoReturn:
-        """Wait for the supervisor, which knows why the rank died and kills this process too."""
-        time.sleep(_DEATH_S)
-        end_rank(self._reporter, f"rank {rank} ended")
+                _await_end(self._reporter, rank)
 
 
 class Follower(Rank):
@@ -197,6 +197,15 @@ class Follower(Rank):
             self._disagreement = threading.Timer(AGREEMENT_S, end_rank, (self._reporter, reason))
             self._disagreement.daemon = True
             self._disagreement.start()
+
+    def on_broken_link(self) -> None:
+        _await_end(self._reporter, 0)
+
+
+def _await_end(reporter: Reporter, rank: int) -> NoReturn:
+    """Wait for the supervisor, which knows why the rank died and kills this process too."""
+    time.sleep(_DEATH_S)
+    end_rank(reporter, f"rank {rank} ended")
 
 
 def end_rank(reporter: Reporter, reason: str) -> NoReturn:

@@ -217,18 +217,23 @@ class FrontSession:
             self.device.report_memory()
         self.before_reply()
         data = wire.WORKER.encode(_with_inputs(reply, free=self.leases.is_free(batch_id)))
-        with self._lock:
-            if self.held and self._held_nbytes + len(data) > MAX_TOGETHER_NBYTES:
-                self.flush()
-            if waits or self.held:
-                self.held.append(data)
-                self._held_nbytes += len(data)
-                self._held_batches.append(batch_id)
-                if not waits:
+        try:
+            with self._lock:
+                if self.held and self._held_nbytes + len(data) > MAX_TOGETHER_NBYTES:
                     self.flush()
-            elif not self._retired:
-                self._link.send_encoded(data)
-                self.leases.answered(batch_id)
+                if waits or self.held:
+                    self.held.append(data)
+                    self._held_nbytes += len(data)
+                    self._held_batches.append(batch_id)
+                    if not waits:
+                        self.flush()
+                elif not self._retired:
+                    self._link.send_encoded(data)
+                    self.leases.answered(batch_id)
+        except OSError:
+            if self._rank is not None:
+                self._rank.on_broken_link()
+            raise
         if self._rank is not None:
             self._rank.after_reply(reply)
 

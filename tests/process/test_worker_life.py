@@ -15,6 +15,9 @@ from worker_process import TIMEOUT_S, WorkerProcess, floats, large, loaded, mode
 
 from gpuserve_worker.protocol import wire
 
+#: A worker whose front is rank 0 of its instance.
+RANK_1 = {"rank": 1, "ranks": 2, "read_only_inputs": True}
+
 # ---- memory that outlives the call ----------------------------------------------------------
 
 
@@ -123,6 +126,28 @@ def test_stop_while_loading(tmp_path: Path) -> None:
         open(fifo, "wb"),  # opens when the factory has opened it too
     ):
         worker.boot.send(wire.Stop())
+        assert worker.exit_status() == 0
+
+
+@pytest.mark.parametrize("when", ["idle", "running"])
+def test_a_rank_leaves_it_to_the_supervisor_to_say_why_rank_0_died(tmp_path: Path, when: str) -> None:
+    fifo = tmp_path / "gate"
+    os.mkfifo(fifo)
+    with loaded(model("blocks.py:Gate", kwargs={"fifo": str(fifo)}, **RANK_1)) as worker:
+        if when == "running":
+            worker.start([floats("x", [1])])
+            with open(fifo, "wb"):  # opens when the callable has opened it too
+                worker.link_socket.close()
+        else:
+            worker.link_socket.close()
+        assert worker.hear(worker.boot) == wire.Ending("rank 0 ended")
+        assert worker.exit_status() == 1
+
+
+def test_a_rank_ends_when_rank_0_stops_it() -> None:
+    with loaded(model("echo.py:raw", **RANK_1)) as worker:
+        worker.link.send(wire.Stop())
+        worker.link_socket.close()
         assert worker.exit_status() == 0
 
 
