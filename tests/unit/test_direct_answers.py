@@ -270,7 +270,7 @@ async def test_a_trace_tells_of_an_error() -> None:
 
 def tracer(spec: ModelSpec, traces: list[Trace]) -> ModelTracer:
     sampler = Sampler(TraceValues(TraceLevel.TIMESTAMPS.value, 1, -1, 0))
-    return ModelTracer(spec, sampler, "", trace_ids(1), traces.append, follows_callers=False)
+    return ModelTracer(spec, sampler, "", trace_ids(1), set(), traces.append, follows_callers=False)
 
 
 async def test_a_request_that_cannot_be_in_time_is_told_before_its_time_is_over() -> None:

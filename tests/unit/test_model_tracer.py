@@ -29,7 +29,7 @@ async def test_a_stream_that_goes_on_for_ever_is_noted_up_to_a_limit() -> None:
     responses = 3 * MAX_STREAM_NBYTES // MAX_TENSOR_NBYTES
     driver = ModelDriver(SPEC, 1 << 20, ModelMetrics("m", "1", dict))
     sampler = Sampler(TraceValues(TraceLevel.TENSORS.value, 1, -1, 0))
-    driver.tracer = ModelTracer(SPEC, sampler, "", trace_ids(1), traces.append, follows_callers=False)
+    driver.tracer = ModelTracer(SPEC, sampler, "", trace_ids(1), set(), traces.append, follows_callers=False)
     asked = InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (1,), b"1")], (), None)
     pending = driver.submit(asked, heard.append)
     assert pending.on_response is not None

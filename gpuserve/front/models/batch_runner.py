@@ -153,7 +153,8 @@ class BatchRunner:
         """Post a batch to its worker, to leave at the end of this turn. Returns None without memory."""
         link = self._instances.up[batch.instance]
         try:
-            traced_id = None if self._answers.tracer is None else id_for_worker
+            tracer = self._answers.tracer
+            traced_id = id_for_worker if tracer is not None and tracer.live else None
             gathered, run = self._messages.pack(batch, link, traced_id)
         except OutOfMemory as error:
             self._refuse(batch, error, now)
@@ -168,8 +169,8 @@ class BatchRunner:
                 break
         if self._is_ragged:
             self._metrics.count_elements(batch.requests, batch.rows)
-        if self._answers.tracer is not None:
-            self._answers.tracer.on_dispatched(batch)
+        if tracer is not None:
+            tracer.on_dispatched(batch)
         if gathered.with_regions:
             self._answers.announce_regions(link, gathered.with_regions)
         if gathered.joins or (self._unsent and any(one.link is link for one, *_ in self._unsent)):

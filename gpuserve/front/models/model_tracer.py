@@ -40,7 +40,8 @@ class OnEnd(Protocol):
 class ModelTracer:
     """Starts traces of one model, and records events of its requests. ``scope`` is the model's name if it has
     settings of its own. ``follows_callers``: a request is traced if its caller traces it, and not if its
-    caller decided not to.
+    caller decided not to. ``live`` are the ids of the server's traces that have not ended: while there are
+    none, batches need no look at their requests.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ModelTracer:
         sampler: Sampler,
         scope: str,
         ids: Iterator[int],
+        live: set[int],
         deliver: Deliver,
         *,
         follows_callers: bool,
@@ -57,6 +59,7 @@ class ModelTracer:
         self._sampler = sampler
         self._scope = scope
         self._ids = ids
+        self.live = live
         self._deliver = deliver
         self._follows_callers = follows_callers
 
@@ -113,16 +116,21 @@ class ModelTracer:
             reception.root = trace
         trace.note("REQUEST_START")
         trace.note("QUEUE_START")
+        self.live.add(trace.id)
         trace.end = partial(self._end, trace, caller, reception)
         return trace
 
     def on_dispatched(self, batch: Batch) -> None:
+        if not self.live:
+            return
         for trace in _traces(batch.requests):
             trace.note("COMPUTE_START")
             trace.instance = batch.instance
 
     def on_computed(self, batch: Batch, done: wire.Done) -> None:
         """Record the end of a batch, with the durations that its worker measured."""
+        if not self.live:
+            return
         for trace in _traces(batch.requests):
             trace.note("COMPUTE_END")
             # The worker's durations, counted back from its answer, but not to before the batch was sent.
@@ -164,6 +172,7 @@ class ModelTracer:
         elif TraceLevel.TENSORS in trace.level and answer is not None:
             trace.tensors += _outputs(answer)
         trace.note("REQUEST_END")
+        self.live.discard(trace.id)
         trace.finished = True
         if caller is not None and not caller.finished:
             caller.children.append(trace)

@@ -7,7 +7,7 @@ import enum
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from gpuserve.core.errors import RequestError
@@ -213,7 +213,12 @@ class PendingRequest(QueuedRequest):
 
 
 class RequestObserver(Protocol):
-    """An observer of requests. A driver has at most one, so requests pay only for enabled features."""
+    """An observer of requests. A driver has at most one, so requests pay only for enabled features. ``live``
+    are the ids of traces of requests that have not ended.
+    """
+
+    @property
+    def live(self) -> Collection[int]: ...
 
     def on_submitted(self, pending: PendingRequest) -> None: ...
 
@@ -233,6 +238,7 @@ class AccessLogObserver:
 
     def __init__(self, tracer: RequestObserver | None) -> None:
         self._tracer = tracer
+        self.live: Collection[int] = () if tracer is None else tracer.live
 
     def on_submitted(self, pending: PendingRequest) -> None:
         if self._tracer is not None:

@@ -223,6 +223,7 @@ class TraceControl:
         self._scopes = TraceScopes(self._start)
         self._known: set[str] = set()
         self._ids = trace_ids(epoch)
+        self._live: set[int] = set()
         self._watchers = HealthSubscribers()
         self._sink: TraceSink | None = None
         #: Sinks that only write what is queued, and the files that this front has written.
@@ -271,7 +272,7 @@ class TraceControl:
         for driver in drivers:
             tracer = self._tracer(driver.spec)
             driver.tracer = AccessLogObserver(tracer) if self._has_notes else tracer
-            driver.metrics.keeps_exemplars = tracer is not None
+            driver.metrics.keeps_exemplars = tracer is not None and self._start.mode == OPENTELEMETRY
             active |= tracer is not None
         was_active, self.receptions.deliver = self.is_active, self._deliver if active else None
         if self.is_active is not was_active:
@@ -324,6 +325,7 @@ class TraceControl:
             self._scopes.sampler(name),
             name if self._scopes.is_own(name) else "",
             self._ids,
+            self._live,
             self._deliver,
             follows_callers=self._start.mode == OPENTELEMETRY,
         )
