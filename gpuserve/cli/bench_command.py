@@ -45,7 +45,7 @@ _OPTIONS: Final = (
     keyword(_SERVER, "tls_cert", str, "", "PEM file of the client's certificate.", metavar="FILE"),
     keyword(_SERVER, "tls_key", str, "", "PEM file of the key of --tls-cert.", metavar="FILE"),
     keyword(_SERVER, "tls_no_verify", bool, False, "Accept any certificate (HTTP only).", "--tls-no-verify"),
-    keyword(_SERVER, "timeout_s", float, 30.0, "Time limit of each request: 30s, 500ms.", "--timeout"),
+    keyword(_SERVER, "timeout_s", float, "30s", "Time limit of each request: 30s, 500ms.", "--timeout"),
     keyword(_LOAD, "concurrency", str | None, None,
             "Requests in flight (closed loop): 16, 1,2,8, 1:64:x2 or 8:64:8. Default 1:64:x2.",
             metavar="LEVELS"),
@@ -54,8 +54,8 @@ _OPTIONS: Final = (
             metavar="LEVELS"),
     keyword(_LOAD, "arrivals", str, "poisson",
             "Spacing of the requests of a rate.", metavar="poisson|constant"),
-    keyword(_LOAD, "duration_s", float, 10.0, "Length of each level: 10s, 2m.", "--duration"),
-    keyword(_LOAD, "warmup_s", float, 1.0, "Load before each level, without measurement.", "--warmup"),
+    keyword(_LOAD, "duration_s", float, "10s", "Length of each level: 10s, 2m.", "--duration"),
+    keyword(_LOAD, "warmup_s", float, "1s", "Load before each level, without measurement.", "--warmup"),
     keyword(_LOAD, "stable", bool, False,
             "End a level early, once three seconds in a row agree to 10 %.", "--stable"),
     keyword(_LOAD, "connections", int | None, None,
@@ -91,9 +91,9 @@ def bench(ctx: typer.Context, model: _Model, **_options: Any) -> None:
 
     Examples:
       gpuserve bench echo --shape x:16
-      gpuserve bench echo --shape x:16 --rate 1000:5000:1000 --duration 20 --output report.html
+      gpuserve bench echo --shape x:16 --rate 1000:5000:1000 --output report.html
       gpuserve bench writer --stream --data prompts.json --rate 20,40,80
-      gpuserve bench echo --server http://host:8000 --data requests.json --baseline earlier.json
+      gpuserve bench echo --server http://host:8000 --baseline earlier.json
     """
     run_and_exit(_run_bench, ctx)
 

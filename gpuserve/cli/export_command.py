@@ -149,7 +149,8 @@ def systemd(config: Config, user: User = "", out: Out = None, **flags: Any) -> N
 
     Examples:
       gpuserve export systemd config.yaml --out /etc/systemd/system
-      systemctl daemon-reload && systemctl enable --now gpuserve.socket gpuserve.service
+      systemctl daemon-reload
+      systemctl enable --now gpuserve.socket gpuserve.service
     """
     from gpuserve.export import rendering
 

@@ -14,6 +14,8 @@ from gpuserve.core.errors import ControlError
 from gpuserve.model.options import parse_duration
 
 _INTEGER: Final = re.compile("-?[0-9]{1,18}")
+#: A line of prose before another one. Indented lines are commands, and stay lines.
+_PROSE_LINE: Final = re.compile(r"^(\S.*)\n(?=\S)", re.MULTILINE)
 
 
 def option(panel: str | None, text: str | None, *names: str, **more: Any) -> Any:
@@ -48,20 +50,24 @@ def integer(panel: str | None, text: str, *names: str, least: int | None = None)
 
 
 def command_of(app: typer.Typer) -> Any:
-    """Return the click command of an app; its help shows no value for options that take none."""
+    """Return the click command of an app. Its help shows no value for options that take none, and breaks its
+    lines where the terminal ends, not where the docstrings do.
+    """
     whole = typer.main.get_command(app)
-    for parameter in _all_parameters(whole, None):
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
+    for command, context in _all_commands(whole, None):
+        command.help = _PROSE_LINE.sub(r"\1 ", inspect.cleandoc(command.help or "")).replace("``", "")
+        for parameter in command.get_params(context):
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
     return whole
 
 
-def _all_parameters(command: Any, parent: typer.Context | None) -> Iterator[Any]:
-    """Yield the parameters of a command and its subcommands. ``--help`` takes its names from the context."""
+def _all_commands(command: Any, parent: typer.Context | None) -> Iterator[tuple[Any, typer.Context]]:
+    """Yield a command and its subcommands. ``--help`` takes its names from the context."""
     context = typer.Context(command, parent=parent, **command.context_settings)
-    yield from command.get_params(context)
+    yield command, context
     for child in getattr(command, "commands", {}).values():
-        yield from _all_parameters(child, context)
+        yield from _all_commands(child, context)
 
 
 def keyword(

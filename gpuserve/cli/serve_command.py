@@ -180,7 +180,7 @@ def serve(
       gpuserve serve config.yaml --http-port 9000 --log-format json
       gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
       gpuserve serve model.onnx
-      gpuserve serve model.py:predict --device cuda:0 --device cuda:1 --instances 2
+      gpuserve serve model.py:predict --device cuda:0 --instances 2
       gpuserve serve models/
 
     A callable with types needs no tensors here, and the only callable of a file needs no name:

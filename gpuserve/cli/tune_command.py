@@ -33,8 +33,8 @@ _OPTIONS: Final = (
     keyword(_SEARCH, "latency_limit", str | None, None,
             "Limit of the latency: mean, p50, p90, p95, p99, p99.9 or max.", metavar="p99=50ms"),
     keyword(_SEARCH, "trials", int, 30, "Number of settings to try for each model, at most.", least=1),
-    keyword(_SEARCH, "time_budget_s", float, 600.0,
-            "Time for all models together: 90s, 10m, 1h. Default 10m.", "--time-budget"),
+    keyword(_SEARCH, "time_budget_s", float, "10m",
+            "Time for all models together: 90s, 10m, 1h.", "--time-budget"),
     keyword(_SEARCH, "output", str | None, None, "Write the config with the best settings.", metavar="FILE"),
     keyword(_VALUES, "max_batch_sizes", str | None, None, None, metavar="LIST"),
     keyword(_VALUES, "delays_us", str | None, None, "Values of max_queue_delay_us.", metavar="LIST"),
@@ -45,8 +45,8 @@ _OPTIONS: Final = (
     keyword(_VALUES, "bucket_boundaries", str | None, None,
             "Lengths at which two buckets of a ragged input meet; 0: one bucket.", metavar="LIST"),
     keyword(_LOAD, "concurrency", str, "1:256:x2", "Requests in flight, ascending.", metavar="LEVELS"),
-    keyword(_LOAD, "duration_s", float, 3.0, "Length of each level: 3s, 1m.", "--duration"),
-    keyword(_LOAD, "warmup_s", float, 0.5, "Load before each level, without measurement.", "--warmup"),
+    keyword(_LOAD, "duration_s", float, "3s", "Length of each level: 3s, 1m.", "--duration"),
+    keyword(_LOAD, "warmup_s", float, "500ms", "Load before each level, without measurement.", "--warmup"),
     keyword(_LOAD, "protocol", str, "grpc", None, metavar="grpc|http"),
     keyword(_LOAD, "shapes", list[str] | None, None,
             "Shape of an input without the batch axis, such as x:3,224,224.", "--shape", metavar="NAME:DIMS"),
@@ -65,8 +65,8 @@ def tune(ctx: typer.Context, config: _Config, **_options: Any) -> None:
     limit or the throughput stops growing. Ctrl-C ends the search with the best settings so far.
 
     Examples:
-      gpuserve tune config.yaml --shape x:16 --latency-limit p99=50ms --output best.yaml
-      gpuserve tune config.yaml --model linear --instances 1,2,4 --prefetch 0 --time-budget 5m
+      gpuserve tune config.yaml --latency-limit p99=50ms --output best.yaml
+      gpuserve tune config.yaml --model linear --instances 1,2,4 --time-budget 5m
     """
     run_and_exit(_run_tune, ctx)
 

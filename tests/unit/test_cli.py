@@ -182,6 +182,21 @@ def test_help_has_examples_and_exit_codes(arguments: list[str], capsys: pytest.C
         assert text in out
 
 
+def test_help_breaks_prose_at_the_width_of_the_terminal_and_keeps_commands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["serve", "--help"]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert (
+        "Without types a callable can have attributes inputs, outputs, max_batch_size   \n and array" in out
+    )
+    assert "\n   gpuserve serve model.py    " in out
+    assert "``" not in out
+    assert run(["bench", "--help"]) == ExitCode.OK
+    assert "[default: 30s]" in capsys.readouterr().out
+
+
 def test_help_of_serve_has_every_default_and_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
