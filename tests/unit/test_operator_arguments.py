@@ -69,4 +69,6 @@ def test_a_name_that_is_nearly_right() -> None:
     known = ["linear", "other"]
     assert str(arguments_of.unknown_model("linaer", known)).endswith("; did you mean 'linear'?")
     assert str(arguments_of.unknown_model("zzz", known)).endswith("; there is linear, other")
+    many = [f"model_{number:02}" for number in range(40)]
+    assert str(arguments_of.unknown_model("zzz", many)).endswith(", model_30, model_31 and 8 more")
     assert str(arguments_of.unknown_model("zzz", [])) == "there is no model 'zzz'"

@@ -76,6 +76,8 @@ VERBS: Final[Mapping[str, frozenset[str]]] = {
 #: Maximum ``timeout_s`` of a drain.
 MAX_TIMEOUT_S: Final = 86_400.0
 _SHOWN_CHARACTERS: Final = 128
+#: The most names that an error lists.
+_SHOWN_NAMES: Final = 32
 
 
 def check_verb(verb: object, arguments: object) -> None:
@@ -139,7 +141,9 @@ def near(name: object, known: Collection[str]) -> str:
     found = difflib.get_close_matches(str(name)[:_SHOWN_CHARACTERS], known, n=1)
     if found:
         return f"; did you mean {found[0]!r}?"
-    return f"; there is {', '.join(sorted(known))[:_SHOWN_CHARACTERS]}"
+    shown = sorted(known)[:_SHOWN_NAMES]
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    return f"; there is {', '.join(shown)}{more}"
 
 
 def _shown(value: object) -> str:
