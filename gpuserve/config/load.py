@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gpuserve.backends.registry import is_model_path, path_problem, supported_files
+from gpuserve.backends.registry import FILE_SUFFIXES, is_model_path, path_problem, supported_files
 from gpuserve.config import model_specs as models
 from gpuserve.config import precedence, rules, schema
 from gpuserve.config import yaml_document as positions
@@ -177,6 +177,9 @@ def load_file(
     callables that are not asked again; ``stale`` ones replace problems, and the model of such a problem is
     ``broken``.
     """
+    if path.partition(":")[0].lower().endswith((".py", *FILE_SUFFIXES)):
+        text = "this command takes a config file, such as config.yaml, with this as the callable of a model"
+        raise ConfigProblems([Problem(path, text, Origin.FILE)])
     try:
         document = positions.parse(_file_text(path), schema.canonical_key)
         _require_config(path, document.data)
@@ -338,5 +341,6 @@ def _file_text(path: str) -> str:
         text = f"cannot be read: {(error.strerror or 'unknown reason').lower()}"
     except UnicodeDecodeError as error:
         text = f"is not UTF-8 text: the byte at offset {error.start} is 0x{error.object[error.start]:02x}"
-        text += f"; a config is, and a model file is known by its name: expected {supported_files()}"
+        if not path.endswith(CONFIG_SUFFIXES):
+            text += f"; a config is, and a model file is known by its name: expected {supported_files()}"
     raise ConfigProblems([Problem(path, text, Origin.FILE)])

@@ -39,6 +39,13 @@ _CORE_SCHEMA: Final = (
 _BASES: Final = {"0b": 2, "0o": 8, "0x": 16}
 #: Python prints no integer that is much longer, and no key takes one.
 _MAX_BITS: Final = 4096
+_INDENT: Final = "indent the line as the entry before"
+#: What to do, by the problem that libyaml finds.
+_ADVICE: Final = {
+    "mapping values are not allowed in this context": f"{_INDENT}, and write a space after each ':'",
+    "did not find expected '-' indicator": _INDENT,
+    "did not find expected key": _INDENT,
+}
 #: Bounds of a document: its values, counting each use of an alias, and its depth.
 _MAX_VALUES: Final = 1_000_000
 _MAX_DEPTH: Final = 100
@@ -303,7 +310,13 @@ def _written(key: Node, lines: tuple[str, ...]) -> str:
 
 def _syntax_fault(error: MarkedYAMLError, lines: tuple[str, ...]) -> YamlFault:
     mark = error.problem_mark or error.context_mark
-    text = ", ".join(part for part in (error.problem, error.context) if part)
+    problem, context = error.problem or "", error.context or ""
+    if problem in _ADVICE:
+        text = f"{problem}; {_ADVICE[problem]}"
+    elif problem.startswith("but "):  # the context is the first half of the sentence
+        text = f"{context}, {problem}"
+    else:
+        text = ", ".join(part for part in (problem, context) if part)
     if mark is None:
         return YamlFault(f"not valid YAML: {text}", _START)
     if mark.line >= len(lines) > 0:  # the text ended too early: point behind its last character

@@ -140,7 +140,8 @@ def call_problem(
         try:
             inspect.signature(called).bind(*([None] * is_method), [])
         except TypeError as error:
-            return f"{name!r} is called with one argument, a list of requests, but the call fails: {error}"
+            text = f"{name!r} is called with one argument, a list of requests, but the call fails: {error}"
+            return f"{text}; @batch passes each input as an argument" if "missing" in str(error) else text
         except ValueError:  # written in C without a signature
             pass
         return None

@@ -80,6 +80,23 @@ def test_a_tab_as_indentation_is_named(text: str, line: int, column: int) -> Non
     assert caught.value.fault.span[:2] == (line, column)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a:\n  - b: 1\n   c: 2\n", "; indent the line as the entry before"),
+        (
+            "a:\n  - b: 1\n      c: 2\n",
+            "indent the line as the entry before, and write a space after each ':'",
+        ),
+        ("a: 1\n---\nb: 2\n", ": expected a single document in the stream, but found another document"),
+    ],
+)
+def test_frequent_mistakes_are_explained(text: str, told: str) -> None:
+    with pytest.raises(YamlSyntaxError) as caught:
+        parse(text)
+    assert caught.value.fault.text.endswith(told)
+
+
 @pytest.mark.thorough
 def test_deep_nesting_is_an_error_and_no_crash() -> None:
     with pytest.raises(YamlSyntaxError, match="exceeded maximum nesting depth"):
