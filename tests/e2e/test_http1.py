@@ -294,6 +294,22 @@ def test_a_request_refused_by_its_head_is_not_asked_for_its_body(
         assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
 
 
+@pytest.mark.parametrize("path", ["models/echo_FP32/infer", "repository/models/echo_FP32/load"])
+def test_a_body_over_the_limit_is_refused_before_it_is_sent(server: OperatedServer, path: str) -> None:
+    with connected(server) as connection:
+        connection.sendall(
+            b"POST /v2/%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), 1 << 40)
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 4")
+
+
+def test_the_head_of_a_body_over_the_limit_is_not_answered_by_continue(server: OperatedServer) -> None:
+    with connected(server) as connection:
+        fields = b"Host: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % (1 << 40)
+        connection.sendall(b"POST /v2/models/echo_FP32/infer HTTP/1.1\r\n" + fields)
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
 def test_curl_sees_why_its_upload_is_refused(server: OperatedServer) -> None:
     done = subprocess.run(
         [

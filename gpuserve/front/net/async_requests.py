@@ -152,11 +152,14 @@ class AsyncRequest:
         """
         parts: list[bytes] = []
         nbytes = 0
+        too_large = refusal(f"the request body is over the limit of {max_nbytes} bytes")
+        if (self.head.content_length or 0) > max_nbytes:
+            raise too_large
         while (part := await self.part()) is not None:
             parts.append(part)
             nbytes += len(part)
             if nbytes > max_nbytes:
-                raise refusal(f"the request body is over the limit of {max_nbytes} bytes")
+                raise too_large
             hold(nbytes)
         if nbytes > _THREAD_JOIN_NBYTES:
             return await asyncio.to_thread(b"".join, parts)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gpuserve.core.errors import ResourceExhausted
 from gpuserve.front.ipc.heap_memory import LARGE_NBYTES, ArrivingTensor, Share
 from gpuserve.front.protocols.http import infer_codec as codec
+from gpuserve.front.protocols.http.http_responses import body_too_large
 from gpuserve.front.protocols.http.infer_json import NO_ARRAYS, Arrays, InferHeader, OutputForm, header_for
 from gpuserve.front.requests.inference import InferRequest, InputTensor
 from gpuserve.model.spec import ModelSpec
@@ -141,10 +141,7 @@ class HttpBodyScanner:
 
     def _check_limit(self, nbytes: int) -> None:
         if nbytes > self._limit_nbytes:
-            raise ResourceExhausted(
-                f"request size of {nbytes} bytes exceeds the maximum allowed input size of "
-                f"{self._limit_nbytes} bytes. Use --max-request-nbytes to increase the limit."
-            )
+            raise body_too_large(nbytes, self._limit_nbytes)
 
     def _expect_tensors(self, header: InferHeader, arrays: Arrays) -> None:
         if self._head.content_length is not None:

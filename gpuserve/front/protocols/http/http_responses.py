@@ -150,7 +150,10 @@ def error_body(text: str, details: Mapping[str, Any] | None = None) -> bytes:
 
 def body_too_large(nbytes: int, limit_nbytes: int) -> ResourceExhausted:
     """Return the error for a body over the limit."""
-    return ResourceExhausted(f"a request body of {nbytes} bytes is over the limit of {limit_nbytes} bytes")
+    return ResourceExhausted(
+        f"request size of {nbytes} bytes exceeds the maximum allowed input size of {limit_nbytes} bytes. "
+        "Use --max-request-nbytes to increase the limit."
+    )
 
 
 @functools.lru_cache(64)

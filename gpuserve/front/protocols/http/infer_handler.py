@@ -108,6 +108,9 @@ class InferHandler(InferenceContext):
                 name = driver.spec.name
                 raise Unimplemented(f"{_NO_STREAM}: model '{name}' gives any number of responses")
             coding = encoding.request_coding(coding_header) if coding_header else IDENTITY
+            nbytes = exchange.head.content_length or 0
+            if nbytes > self.max_request_nbytes:
+                raise body_too_large(nbytes, self.max_request_nbytes)
         except RequestError as error:
             trace_unread(self.service, name, error, exchange)
             return ImmediateReceiver(exchange, partial(error_answer, error))
