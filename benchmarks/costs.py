@@ -24,7 +24,7 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks.figures import table
-from gpuserve.bench import http2_client as http2
+from gpuserve.cli.bench import http2_client as http2
 from gpuserve.front.ipc.heap_memory import Intake, Share
 from gpuserve.front.net.exchange import AnswerHead, ConnectionEndpoints
 from gpuserve.front.net.http1_protocol import Http1

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from gpuserve.bench import http2_client as http2
+from gpuserve.cli.bench import http2_client as http2
 
 _RECEIVE_NBYTES: Final = 1 << 18
 _STREAM: Final = 1

@@ -16,10 +16,10 @@ from manifests import documents
 from operated import OperatedServer
 from processes import wait_until
 
+from gpuserve.cli.export import envoy_proxy
+from gpuserve.cli.export.export_options import ExportOptions
+from gpuserve.cli.export.manifest_values import TLS_FOLDER
 from gpuserve.config.load import load_file
-from gpuserve.export import envoy_proxy
-from gpuserve.export.export_options import ExportOptions
-from gpuserve.export.manifest_values import TLS_FOLDER
 
 TIMEOUT_S = 20.0
 _PROGRAM = str(Path(sys.executable).with_name("envoy"))

@@ -12,9 +12,9 @@ import yaml
 from manifests import documents
 
 from gpuserve.cli.app import run
+from gpuserve.cli.export.export_options import ExportOptions
+from gpuserve.cli.export.rendering import kubernetes_stream
 from gpuserve.config.load import Configuration, load_file
-from gpuserve.export.export_options import ExportOptions
-from gpuserve.export.rendering import kubernetes_stream
 
 IMAGE = "registry.example/gpuserve:1.0"
 OPTIONS = ExportOptions(image=IMAGE)

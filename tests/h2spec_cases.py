@@ -42,7 +42,7 @@ from http2_peer import (
     u32,
 )
 
-from gpuserve.bench.http2_client import (
+from gpuserve.cli.bench.http2_client import (
     ENABLE_PUSH,
     FIRST_FRAME_NBYTES,
     INITIAL_WINDOW,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import hpack
 
-from gpuserve.bench.http2_client import (
+from gpuserve.cli.bench.http2_client import (
     ACK,
     CONTINUATION,
     DATA,
@@ -30,10 +30,10 @@ from gpuserve.bench.http2_client import (
     FrameReader,
     frame,
 )  # fmt: skip
-from gpuserve.bench.http2_client import FIRST_WINDOW_NBYTES as DEFAULT_WINDOW
-from gpuserve.bench.http2_client import RESET as RST_STREAM
-from gpuserve.bench.http2_client import settings_frame as settings
-from gpuserve.bench.http2_client import window_update as grow
+from gpuserve.cli.bench.http2_client import FIRST_WINDOW_NBYTES as DEFAULT_WINDOW
+from gpuserve.cli.bench.http2_client import RESET as RST_STREAM
+from gpuserve.cli.bench.http2_client import settings_frame as settings
+from gpuserve.cli.bench.http2_client import window_update as grow
 
 __all__ = [
     "ACK", "CANCEL", "COMPRESSION_ERROR", "CONTINUATION", "DATA", "END_HEADERS", "END_STREAM",

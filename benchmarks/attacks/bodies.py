@@ -28,7 +28,7 @@ from benchmarks.attacks.requests import (
     message,
     typed_message,
 )
-from gpuserve.bench import http2_client as http2
+from gpuserve.cli.bench import http2_client as http2
 
 _CLAIMS: Final = 200
 _BOMB_NBYTES: Final = 1 << 30

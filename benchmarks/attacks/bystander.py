@@ -25,7 +25,7 @@ from typing import Final
 
 from benchmarks.attacks.connections import TIMEOUT_S, Address, Calls, address
 from benchmarks.attacks.requests import MIB, call_headers, framed, message
-from gpuserve.bench.load_generator import ProtocolError
+from gpuserve.cli.bench.load_generator import ProtocolError
 
 _INFER_S: Final = 0.02
 _SELDOM_S: Final = 0.1

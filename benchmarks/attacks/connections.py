@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from gpuserve.bench import http2_client as http2
-from gpuserve.bench.call_protocols import GrpcCalls, GrpcRequests
-from gpuserve.bench.load_generator import Failure, TimedCall
+from gpuserve.cli.bench import http2_client as http2
+from gpuserve.cli.bench.call_protocols import GrpcCalls, GrpcRequests
+from gpuserve.cli.bench.load_generator import Failure, TimedCall
 
 TIMEOUT_S: Final = 5.0
 _READ_NBYTES: Final = 256 << 10

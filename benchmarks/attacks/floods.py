@@ -10,7 +10,7 @@ from typing import Final
 
 from benchmarks.attacks.connections import Attack, Victim, again
 from benchmarks.attacks.requests import begin, call_headers, data, framed, http_infer, message, together
-from gpuserve.bench import http2_client as http2
+from gpuserve.cli.bench import http2_client as http2
 
 _BLOCK: Final = call_headers()
 _STREAMS: Final = partial(count, 1, 2)

@@ -11,7 +11,7 @@ from typing import Final
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.bench import http2_client as http2
+from gpuserve.cli.bench import http2_client as http2
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
 MODEL: Final = "echo"

@@ -21,7 +21,7 @@ from benchmarks.attacks.requests import (
     http_infer,
     message,
 )
-from gpuserve.bench import http2_client as http2
+from gpuserve.cli.bench import http2_client as http2
 
 _CROWD: Final = 100
 _DRIP_S: Final = 0.25

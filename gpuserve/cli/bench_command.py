@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
-from gpuserve.bench.load_plan import BenchOptionError
+from gpuserve.cli.bench.load_plan import BenchOptionError
 from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.cli.option_types import keyword, with_options
 from gpuserve.cli.serve_command_line import given_name
@@ -18,10 +18,10 @@ from gpuserve.cli.serve_command_line import given_name
 if TYPE_CHECKING:
     import enum
 
-    from gpuserve.bench.bench_report import BenchReport
-    from gpuserve.bench.bench_session import BenchRun
-    from gpuserve.bench.load_plan import LoadPlan
-    from gpuserve.bench.request_payloads import Target
+    from gpuserve.cli.bench.bench_report import BenchReport
+    from gpuserve.cli.bench.bench_session import BenchRun
+    from gpuserve.cli.bench.load_plan import LoadPlan
+    from gpuserve.cli.bench.request_payloads import Target
 
     Choice = TypeVar("Choice", bound=enum.Enum)
 
@@ -113,9 +113,9 @@ def run_and_exit(work: Callable[[dict[str, Any]], int], ctx: typer.Context) -> N
 def _run_bench(given: dict[str, Any]) -> int:
     from datetime import UTC, datetime
 
-    from gpuserve.bench.bench_report import BenchReport
-    from gpuserve.bench.bench_session import run_bench
-    from gpuserve.bench.report_output import check_output, print_report, progress_view, write_report
+    from gpuserve.cli.bench.bench_report import BenchReport
+    from gpuserve.cli.bench.bench_session import run_bench
+    from gpuserve.cli.bench.report_output import check_output, print_report, progress_view, write_report
     from gpuserve.core.version import VERSION
 
     outputs = given["outputs"] or ()
@@ -136,10 +136,10 @@ def _run_bench(given: dict[str, Any]) -> int:
 
 
 def _bench_run(given: dict[str, Any]) -> BenchRun:
-    from gpuserve.bench.bench_session import BenchRun
-    from gpuserve.bench.load_plan import SharedMemory
-    from gpuserve.bench.preparation import RequestData
-    from gpuserve.bench.request_tensors import parse_shapes
+    from gpuserve.cli.bench.bench_session import BenchRun
+    from gpuserve.cli.bench.load_plan import SharedMemory
+    from gpuserve.cli.bench.preparation import RequestData
+    from gpuserve.cli.bench.request_tensors import parse_shapes
 
     shapes = parse_shapes(given["shapes"] or ())
     data = RequestData(given["data"], shapes, given["batch_size"], given["string_length"], given["seed"])
@@ -148,8 +148,8 @@ def _bench_run(given: dict[str, Any]) -> BenchRun:
 
 
 def _bench_target(given: dict[str, Any]) -> Target:
-    from gpuserve.bench.loader_messages import ClientTlsFiles
-    from gpuserve.bench.request_payloads import Target, parse_headers, parse_url
+    from gpuserve.cli.bench.loader_messages import ClientTlsFiles
+    from gpuserve.cli.bench.request_payloads import Target, parse_headers, parse_url
 
     url = parse_url(given["url"], given["protocol"])
     options = ("tls_ca", "tls_cert", "tls_key", "tls_no_verify")
@@ -165,7 +165,13 @@ def _bench_target(given: dict[str, Any]) -> Target:
 
 
 def _load_plan(given: dict[str, Any]) -> LoadPlan:
-    from gpuserve.bench.load_plan import ArrivalPattern, LoadKind, LoadPlan, default_processes, parse_levels
+    from gpuserve.cli.bench.load_plan import (
+        ArrivalPattern,
+        LoadKind,
+        LoadPlan,
+        default_processes,
+        parse_levels,
+    )
 
     if given["concurrency"] is not None and given["rate"] is not None:
         raise BenchOptionError("--rate", "does not go with --concurrency: a level holds one of them constant")
@@ -192,7 +198,7 @@ def _parse_choice(kind: type[Choice], option: str, word: str) -> Choice:
 
 
 def _read_baseline(path: str | None) -> BenchReport | None:
-    from gpuserve.bench.bench_report import report_from_json
+    from gpuserve.cli.bench.bench_report import report_from_json
 
     if path is None:
         return None
@@ -206,7 +212,7 @@ def _read_baseline(path: str | None) -> BenchReport | None:
 
 def _report_settings(given: dict[str, Any], run: BenchRun) -> dict[str, Any]:
     """Return the options that decide whether two reports are comparable; no secrets such as headers."""
-    from gpuserve.bench.bench_report import STREAM
+    from gpuserve.cli.bench.bench_report import STREAM
 
     found = {
         "duration": f"{run.plan.duration_s:g} s",

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from gpuserve.cli.exit_codes import help_text
+from gpuserve.cli.export.export_options import ExportOptions
 from gpuserve.cli.option_types import keyword, option, with_options
-from gpuserve.export.export_options import ExportOptions
 from gpuserve.model.options import OptionRow, rows
 
 if TYPE_CHECKING:
+    from gpuserve.cli.export.rendering import ExportFiles
     from gpuserve.config.load import Configuration
-    from gpuserve.export.rendering import ExportFiles
 
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The config file that the pods serve.")]
@@ -72,7 +72,7 @@ def _with_flags(*names: str) -> Callable[[Callable[..., None]], Callable[..., No
 
 def _export_options(flags: dict[str, Any]) -> ExportOptions:
     """Return the flags as ``ExportOptions``; raise BadParameter if an amount of memory is none."""
-    from gpuserve.export.pod_sizing import parse_nbytes
+    from gpuserve.cli.export.pod_sizing import parse_nbytes
 
     given: dict[str, Any] = {}
     for name in rows(ExportOptions):
@@ -101,7 +101,7 @@ def kubernetes(config: Config, out: Out = None, **flags: Any) -> None:
       kubectl apply --server-side -k cluster/base
       gpuserve export kubernetes config.yaml --image my/models:1 > cluster.yaml
     """
-    from gpuserve.export import rendering
+    from gpuserve.cli.export import rendering
 
     options, configuration = _export_options(flags), _load_config(config)
     if out is None:
@@ -117,7 +117,7 @@ def kserve(config: Config, out: Out = None, **flags: Any) -> None:
     Example:
       gpuserve export kserve config.yaml --image my/models:1 > kserve.yaml
     """
-    from gpuserve.export import rendering
+    from gpuserve.cli.export import rendering
 
     options = _export_options(flags)
     _write_files(out, {"kserve.yaml": rendering.kserve_stream(_load_config(config), options)})
@@ -134,7 +134,7 @@ def compose(config: Config, mount: Mount = "", out: Folder = "compose", **flags:
       gpuserve export compose config.yaml --image my/gpuserve:1 --out compose
       docker compose --project-directory compose up
     """
-    from gpuserve.export import rendering
+    from gpuserve.cli.export import rendering
 
     mount = mount or os.path.relpath(os.path.dirname(os.path.abspath(config)), out)
     _write_files(out, rendering.compose_files(_load_config(config), _export_options(flags), config, mount))
@@ -152,7 +152,7 @@ def systemd(config: Config, user: User = "", out: Out = None, **flags: Any) -> N
       systemctl daemon-reload
       systemctl enable --now gpuserve.socket gpuserve.service
     """
-    from gpuserve.export import rendering
+    from gpuserve.cli.export import rendering
 
     files = rendering.systemd_files(_load_config(config), _export_options(flags), config, user)
     if out is None:
@@ -171,7 +171,7 @@ def envoy(config: Config, host: Host = "", out: Out = None, **flags: Any) -> Non
       gpuserve export envoy config.yaml > envoy.yaml
       gpuserve export envoy config.yaml --host models.example --out /etc/envoy
     """
-    from gpuserve.export import rendering
+    from gpuserve.cli.export import rendering
 
     files = rendering.envoy_config_files(_load_config(config), _export_options(flags), host)
     if out is None and len(files) > 1:
@@ -186,7 +186,7 @@ def grafana(config: Config, out: Out = None, **flags: Any) -> None:
     Example:
       gpuserve export grafana config.yaml > dashboard.json
     """
-    from gpuserve.export import rendering
+    from gpuserve.cli.export import rendering
 
     text = rendering.grafana_text(_load_config(config), _export_options(flags))
     _write_files(out, {"dashboard.json": text})
@@ -200,7 +200,7 @@ def alerts(config: Config, plain: Plain = False, out: Out = None, **flags: Any) 
       gpuserve export alerts config.yaml --namespace models > alerts.yaml
       gpuserve export alerts config.yaml --plain > rules.yaml
     """
-    from gpuserve.export import rendering
+    from gpuserve.cli.export import rendering
 
     text = rendering.alerts_text(_load_config(config), _export_options(flags), plain=plain)
     _write_files(out, {"rules.yaml" if plain else "alerts.yaml": text})
@@ -213,7 +213,7 @@ def _load_config(config: str) -> Configuration:
 
 
 def _write_files(out: str | None, files: ExportFiles) -> None:
-    from gpuserve.export.rendering import write_files, write_stdout
+    from gpuserve.cli.export.rendering import write_files, write_stdout
 
     if out is None:
         write_stdout(*files.values())

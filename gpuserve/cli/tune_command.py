@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpuserve.bench.load_plan import BenchOptionError, MissingPackage, error_reason
+from gpuserve.cli.bench.load_plan import BenchOptionError, MissingPackage, error_reason
 from gpuserve.cli.bench_command import run_and_exit
 from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.cli.option_types import keyword, with_options
 
 if TYPE_CHECKING:
-    from gpuserve.bench.preparation import RequestData
-    from gpuserve.bench.tune.tuning import TunedModel
+    from gpuserve.cli.bench.preparation import RequestData
+    from gpuserve.cli.bench.tune.tuning import TunedModel
     from gpuserve.config.load import Configuration
     from gpuserve.config.yaml_document import Path
 
@@ -72,13 +72,13 @@ def tune(ctx: typer.Context, config: _Config, **_options: Any) -> None:
 
 
 def _run_tune(given: dict[str, Any]) -> int:
-    from gpuserve.bench.level_results import histogram_type
-    from gpuserve.bench.tune.tune_output import TrialView, print_front
-    from gpuserve.bench.tune.tuning import Tuning
+    from gpuserve.cli.bench.level_results import histogram_type
+    from gpuserve.cli.bench.tune.tune_output import TrialView, print_front
+    from gpuserve.cli.bench.tune.tuning import Tuning
     from gpuserve.config.load import load_file
 
     histogram_type()
-    from gpuserve.bench.tune.settings_search import LatencyLimit, parse_limit
+    from gpuserve.cli.bench.tune.settings_search import LatencyLimit, parse_limit
 
     limit = LatencyLimit() if given["latency_limit"] is None else parse_limit(given["latency_limit"])
     path = given["output"]
@@ -126,8 +126,8 @@ def _model_names(given: dict[str, Any], configuration: Configuration) -> list[st
 
 
 def _tuned_model(given: dict[str, Any], configuration: Configuration, name: str) -> TunedModel:
-    from gpuserve.bench.tune.settings_search import parse_requested, tunable_axes
-    from gpuserve.bench.tune.tuning import TunedModel, model_index
+    from gpuserve.cli.bench.tune.settings_search import parse_requested, tunable_axes
+    from gpuserve.cli.bench.tune.tuning import TunedModel, model_index
 
     index = model_index(configuration, name)
     entry = configuration.entries.models[index]
@@ -146,8 +146,8 @@ def _tuned_model(given: dict[str, Any], configuration: Configuration, name: str)
 
 def _request_data(given: dict[str, Any], inputs: set[str]) -> RequestData:
     """Return the content of this model's requests; shapes of other models' inputs are left out."""
-    from gpuserve.bench.preparation import RequestData
-    from gpuserve.bench.request_tensors import parse_shapes
+    from gpuserve.cli.bench.preparation import RequestData
+    from gpuserve.cli.bench.request_tensors import parse_shapes
 
     shapes = parse_shapes(given["shapes"] or ())
     own = {name: shape for name, shape in shapes.items() if name in inputs}
@@ -155,8 +155,8 @@ def _request_data(given: dict[str, Any], inputs: set[str]) -> RequestData:
 
 
 def _load_plan(given: dict[str, Any]) -> Any:
-    from gpuserve.bench.load_plan import LoadKind, LoadPlan, default_processes, parse_levels
-    from gpuserve.bench.request_payloads import parse_url
+    from gpuserve.cli.bench.load_plan import LoadKind, LoadPlan, default_processes, parse_levels
+    from gpuserve.cli.bench.request_payloads import parse_url
 
     parse_url(None, given["protocol"])  # raises BenchOptionError for another protocol
     levels = parse_levels(LoadKind.CONCURRENCY, given["concurrency"])
@@ -181,7 +181,7 @@ def _report_changes(given: dict[str, Any], chosen: dict[Path, Any]) -> None:
 
 
 def _write_config(given: dict[str, Any], chosen: dict[Path, Any]) -> None:
-    from gpuserve.bench.tune.tune_output import config_with_values
+    from gpuserve.cli.bench.tune.tune_output import config_with_values
 
     if given["output"] is None:
         return

@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Final
 
-from gpuserve.bench.tune.tuning import trial_configuration
+from gpuserve.cli.bench.tune.tuning import trial_configuration
 from gpuserve.core.errors import GpuserveError
 
 _PR_SET_PDEATHSIG: Final = 1

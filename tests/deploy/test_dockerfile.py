@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serving import REPOSITORY
 
-from gpuserve.export.manifest_values import POD_UID
+from gpuserve.cli.export.manifest_values import POD_UID
 
 DOCKERFILE = REPOSITORY / "Dockerfile"
 HADOLINT = str(Path(sys.executable).with_name("hadolint"))

@@ -14,7 +14,7 @@ from exporting import OPTIONS, export, loaded, written
 from manifests import documents
 from tls import Authority
 
-from gpuserve.export import envoy_proxy
+from gpuserve.cli.export import envoy_proxy
 
 ENVOY = str(Path(sys.executable).with_name("envoy"))
 TOKEN = "t" * 32

@@ -17,7 +17,7 @@ from manifest_checks import all_violations
 from manifests import DEPLOY, EXAMPLES, kustomized, of_kind, only, pod_templates
 from pod_security import violations
 
-from gpuserve.export.rendering import kubernetes_files
+from gpuserve.cli.export.rendering import kubernetes_files
 
 ENVOY = str(Path(sys.executable).with_name("envoy"))
 

@@ -12,9 +12,9 @@ import pytest
 from exporting import exported, loaded, written
 from manifests import only
 
+from gpuserve.cli.export.config_bundle import MAX_BUNDLE_NBYTES, bundle_config
 from gpuserve.config.load import load_file
 from gpuserve.config.problems import ConfigProblems
-from gpuserve.export.config_bundle import MAX_BUNDLE_NBYTES, bundle_config
 
 
 def in_folder(folder: Path, **files: str) -> None:

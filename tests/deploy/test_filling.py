@@ -1,4 +1,4 @@
-"""The language of the templates, as ``gpuserve/export/templates`` tells it."""
+"""The language of the templates, as ``gpuserve/cli/export/templates`` tells it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuserve.export import manifest_templates
-from gpuserve.export.manifest_templates import Reasoned, yaml_text
+from gpuserve.cli.export import manifest_templates
+from gpuserve.cli.export.manifest_templates import Reasoned, yaml_text
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from manifest_checks import all_violations
 from manifests import DEPLOY, EXAMPLES, documents, kustomizations, kustomized, of_kind, only, pod_templates
 from pod_security import violations
 
+from gpuserve.cli.export.pod_sizing import PROPAGATION_S, STOP_MARGIN_S, parse_nbytes
 from gpuserve.config.settings.server import TERMINATED_LAME_DUCK_S
-from gpuserve.export.pod_sizing import PROPAGATION_S, STOP_MARGIN_S, parse_nbytes
 
 #: preStop.sleep is on since this version.
 OLDEST = "1.30"

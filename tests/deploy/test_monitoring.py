@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from manifests import DEPLOY, EXAMPLES, documents, kustomized, of_kind, only
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, serving
 
-TEMPLATES = REPOSITORY / "gpuserve" / "export" / "templates"
+TEMPLATES = REPOSITORY / "gpuserve" / "cli" / "export" / "templates"
 REFERENCE = (REPOSITORY / "docs" / "reference" / "metrics.md").read_text()
 _VARIABLES = {"$job": "job", "$pod": "pod", "$model": "model", "$__rate_interval": "5m"}
 

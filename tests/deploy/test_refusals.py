@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from exporting import IMAGE, OPTIONS, export, loaded, written
 
+from gpuserve.cli.export.pod_sizing import GIB
+from gpuserve.cli.export.rendering import grafana_text, kubernetes_stream
 from gpuserve.config.problems import ConfigProblems
-from gpuserve.export.pod_sizing import GIB
-from gpuserve.export.rendering import grafana_text, kubernetes_stream
 
 
 def problem(

@@ -10,9 +10,9 @@ import pytest
 from exporting import OPTIONS, exported, loaded
 from manifests import only
 
-from gpuserve.export import pod_sizing
-from gpuserve.export.export_options import ExportOptions
-from gpuserve.export.pod_sizing import (
+from gpuserve.cli.export import pod_sizing
+from gpuserve.cli.export.export_options import ExportOptions
+from gpuserve.cli.export.pod_sizing import (
     GIB,
     MIB,
     STOP_MARGIN_S,

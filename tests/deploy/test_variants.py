@@ -15,8 +15,8 @@ from manifest_checks import all_violations
 from manifests import documents, kustomized, of_kind, only, pod_templates
 from pod_security import violations
 
+from gpuserve.cli.export.rendering import kserve_stream, kubernetes_files
 from gpuserve.config.load import load_file
-from gpuserve.export.rendering import kserve_stream, kubernetes_files
 
 
 def container(objects: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from gpuserve.export.manifest_templates import Reasoned, value_of, yaml_text
+from gpuserve.cli.export.manifest_templates import Reasoned, value_of, yaml_text
 
 _TRICKY = (
     "yes", "NO", "1", "1e3", "0x1", "0o7", "1_000", ".5", "1:30", "2020-01-01", "null", "~", "", " ", "a: b",

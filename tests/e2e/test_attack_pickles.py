@@ -20,7 +20,7 @@ from serving import GPUSERVE
 from gpuserve.backends.model_files import ModelFileError
 from gpuserve.backends.onnx import OnnxModel
 from gpuserve.backends.sklearn import SklearnModel
-from gpuserve.bench.request_tensors import read_requests
+from gpuserve.cli.bench.request_tensors import read_requests
 
 TIMEOUT_S = 120.0
 PICKLES = ("model.pkl", "model.joblib")

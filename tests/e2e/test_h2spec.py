@@ -13,7 +13,7 @@ from h2spec_cases import CASES, END, GREETING, MODEL, UNGREETED, Case, Expected,
 from http2_peer import Frame
 from serving import GPUSERVE, REPOSITORY, Addresses, serving
 
-from gpuserve.bench.http2_client import FrameReader
+from gpuserve.cli.bench.http2_client import FrameReader
 
 PAGE = (Path(REPOSITORY) / "docs" / "compatibility.md").read_text()
 #: The first column of the page's table.

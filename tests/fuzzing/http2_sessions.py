@@ -8,7 +8,7 @@ from http2_scene import BodyReceiver, RecordingWay, Talk
 from hypothesis import strategies as st
 
 from fuzzing.cuts import cuts_of
-from gpuserve.bench.http2_client import HEAD_NBYTES
+from gpuserve.cli.bench.http2_client import HEAD_NBYTES
 from gpuserve.front.net.exchange import AnswerHead
 
 _OK = AnswerHead(200, (), [(b"grpc-status", b"0")])

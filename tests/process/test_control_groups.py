@@ -23,9 +23,9 @@ from serving import FREE_PORTS, GPUSERVE
 from benchmarks.attacks.connections import Calls
 from benchmarks.attacks.requests import call_headers, framed, message
 from benchmarks.processes import Group, memory_group
+from gpuserve.cli.export.export_options import ExportOptions
+from gpuserve.cli.export.pod_sizing import compute_sizes
 from gpuserve.config.load import load_file
-from gpuserve.export.export_options import ExportOptions
-from gpuserve.export.pod_sizing import compute_sizes
 
 pytestmark = pytest.mark.thorough
 

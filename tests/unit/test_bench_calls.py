@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.bench import http2_client as http2
-from gpuserve.bench.call_protocols import GrpcCalls, GrpcRequests, HttpCalls
-from gpuserve.bench.load_generator import CallProtocol, Failure, ProtocolError, TimedCall
-from gpuserve.bench.request_payloads import grpc_frame
+from gpuserve.cli.bench import http2_client as http2
+from gpuserve.cli.bench.call_protocols import GrpcCalls, GrpcRequests, HttpCalls
+from gpuserve.cli.bench.load_generator import CallProtocol, Failure, ProtocolError, TimedCall
+from gpuserve.cli.bench.request_payloads import grpc_frame
 
 OK_HEAD = http2.header_block([(":status", "200"), ("content-type", "application/grpc")])
 OK_END = http2.header_block([("grpc-status", "0")])

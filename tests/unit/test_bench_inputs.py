@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gpuserve.bench.load_plan import BenchOptionError
-from gpuserve.bench.request_payloads import (
+from gpuserve.cli.bench.load_plan import BenchOptionError
+from gpuserve.cli.bench.request_payloads import (
     Target,
     TensorPlace,
     Tensors,
@@ -22,7 +22,7 @@ from gpuserve.bench.request_payloads import (
     http_stream,
     parse_url,
 )
-from gpuserve.bench.request_tensors import (
+from gpuserve.cli.bench.request_tensors import (
     TargetModel,
     TensorFill,
     fitted_tensors,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.bench.load_plan import (
+from gpuserve.cli.bench.load_plan import (
     ArrivalPattern,
     BenchOptionError,
     LoadKind,
@@ -19,7 +19,7 @@ from gpuserve.bench.load_plan import (
     due_times,
     parse_levels,
 )
-from gpuserve.bench.request_payloads import parse_headers, parse_url
+from gpuserve.cli.bench.request_payloads import parse_headers, parse_url
 
 
 @pytest.mark.parametrize(

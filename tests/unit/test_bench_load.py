@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserve.bench.load_generator import (
+from gpuserve.cli.bench.load_generator import (
     CONNECTION_LOST,
     CallCounts,
     Failure,
@@ -12,7 +12,7 @@ from gpuserve.bench.load_generator import (
     TimedCall,
     count_durations,
 )
-from gpuserve.bench.load_plan import ArrivalPattern, due_times
+from gpuserve.cli.bench.load_plan import ArrivalPattern, due_times
 
 
 class Link:

@@ -14,7 +14,7 @@ from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve.bench.bench_report import (
+from gpuserve.cli.bench.bench_report import (
     BenchReport,
     fit_table,
     report_from_json,
@@ -22,7 +22,7 @@ from gpuserve.bench.bench_report import (
     report_table,
     report_to_json,
 )
-from gpuserve.bench.level_results import (
+from gpuserve.cli.bench.level_results import (
     LatencyHistogram,
     LevelResult,
     LevelTally,
@@ -30,10 +30,10 @@ from gpuserve.bench.level_results import (
     is_stable,
     percentile_curve,
 )
-from gpuserve.bench.load_generator import CallCounts, count_durations
-from gpuserve.bench.load_plan import BenchOptionError, LoadKind, LoadLevel
-from gpuserve.bench.report_output import check_output, csv_text, markdown_text
-from gpuserve.bench.server_control import ServerTime, ServerTotals, parse_statistics, server_time_between
+from gpuserve.cli.bench.load_generator import CallCounts, count_durations
+from gpuserve.cli.bench.load_plan import BenchOptionError, LoadKind, LoadLevel
+from gpuserve.cli.bench.report_output import check_output, csv_text, markdown_text
+from gpuserve.cli.bench.server_control import ServerTime, ServerTotals, parse_statistics, server_time_between
 
 CLOSED = LoadLevel(LoadKind.CONCURRENCY, 8)
 OPEN = LoadLevel(LoadKind.RATE, 100)
@@ -197,8 +197,8 @@ def test_markdown_and_csv() -> None:
 def test_a_page_fetches_nothing_and_escapes() -> None:
     made = replace(report(result(), result(replace(CLOSED, value=16))), model="<script>")
     program = (
-        "import sys; from gpuserve.bench.report_output import html_page; "
-        "from gpuserve.bench.bench_report import report_from_json; "
+        "import sys; from gpuserve.cli.bench.report_output import html_page; "
+        "from gpuserve.cli.bench.bench_report import report_from_json; "
         "print(html_page(report_from_json(sys.stdin.read(), ''), None))"
     )  # in a process of its own: matplotlib keeps its fonts open
     done = subprocess.run(

@@ -15,7 +15,7 @@ import pytest
 import gpuserve
 from gpuserve import ModelConfig, Server, Tensor
 from gpuserve.api.binding import model_spec
-from gpuserve.bench.tune.tune_output import config_with_values
+from gpuserve.cli.bench.tune.tune_output import config_with_values
 from gpuserve.config.entries import entry_class_of
 from gpuserve.config.load import load_data, load_file
 from gpuserve.config.problems import ConfigProblems

@@ -9,9 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.bench.level_results import LatencySummary
-from gpuserve.bench.load_plan import BenchOptionError
-from gpuserve.bench.tune.settings_search import (
+from gpuserve.cli.bench.level_results import LatencySummary
+from gpuserve.cli.bench.load_plan import BenchOptionError
+from gpuserve.cli.bench.tune.settings_search import (
     Axis,
     LatencyLimit,
     MeasuredPoint,
@@ -25,7 +25,7 @@ from gpuserve.bench.tune.settings_search import (
     score_of,
     tunable_axes,
 )
-from gpuserve.bench.tune.tune_output import config_with_values, print_front
+from gpuserve.cli.bench.tune.tune_output import config_with_values, print_front
 from gpuserve.config.load import load_data
 from gpuserve.config.yaml_document import parse
 from gpuserve.model.spec import ModelSpec

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from gpuserve.backends.registry import HUB, is_model_path, source_of
+from gpuserve.cli.export.pod_sizing import readable_size
 from gpuserve.config.entries import split_callable
 from gpuserve.config.problems import ConfigProblems, Problem, dotted
-from gpuserve.export.pod_sizing import readable_size
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration

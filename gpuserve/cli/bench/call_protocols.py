@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from gpuserve.bench import http2_client as h2
-from gpuserve.bench.load_generator import CONNECTION_LOST, CallSink, Failure, ProtocolError, TimedCall
+from gpuserve.cli.bench import http2_client as h2
+from gpuserve.cli.bench.load_generator import CONNECTION_LOST, CallSink, Failure, ProtocolError, TimedCall
 
 #: Names of gRPC statuses by their number in trailers.
 STATUS_NAMES: Final = {

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gpuserve.bench.load_plan import BenchError, BenchOptionError, error_reason
-from gpuserve.bench.loader_messages import tls_context
-from gpuserve.bench.request_payloads import HttpRequest, Target, model_path
-from gpuserve.bench.request_tensors import TargetModel
+from gpuserve.cli.bench.load_plan import BenchError, BenchOptionError, error_reason
+from gpuserve.cli.bench.loader_messages import tls_context
+from gpuserve.cli.bench.request_payloads import HttpRequest, Target, model_path
+from gpuserve.cli.bench.request_tensors import TargetModel
 from gpuserve.client.client_settings import ServerUrl
 from gpuserve_worker.protocol.tensor import TensorSpec
 

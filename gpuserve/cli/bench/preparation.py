@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuserve.bench import request_payloads as payloads
-from gpuserve.bench import request_tensors as tensors_of
-from gpuserve.bench.load_plan import BenchError, BenchOptionError, LoadPlan, SharedMemory
-from gpuserve.bench.loader_messages import LoaderSetup
-from gpuserve.bench.request_payloads import Target, TensorPlace, Tensors
-from gpuserve.bench.request_tensors import DATA_OPTION, Array, TargetModel, TensorFill
-from gpuserve.bench.server_control import ServerControl
+from gpuserve.cli.bench import request_payloads as payloads
+from gpuserve.cli.bench import request_tensors as tensors_of
+from gpuserve.cli.bench.load_plan import BenchError, BenchOptionError, LoadPlan, SharedMemory
+from gpuserve.cli.bench.loader_messages import LoaderSetup
+from gpuserve.cli.bench.request_payloads import Target, TensorPlace, Tensors
+from gpuserve.cli.bench.request_tensors import DATA_OPTION, Array, TargetModel, TensorFill
+from gpuserve.cli.bench.server_control import ServerControl
 
 _ALIGNMENT: Final = 64
 #: The most places in the output region, for requests that are in flight at the same time.

@@ -10,13 +10,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpuserve.bench import loader_messages, preparation
-from gpuserve.bench.level_results import WINDOW_S, LevelResult, LevelTally, Window, histogram_type, is_stable
-from gpuserve.bench.load_plan import BenchError, BenchOptionError, LoadKind, LoadLevel, LoadPlan, SharedMemory
-from gpuserve.bench.loader_messages import LevelCounted, LevelDone, LoaderFailed, LoaderMessage, LoaderSetup
-from gpuserve.bench.preparation import RequestData, SharedRegions
-from gpuserve.bench.request_payloads import Target, Tensors
-from gpuserve.bench.server_control import ServerControl, connect, server_time_between
+from gpuserve.cli.bench import loader_messages, preparation
+from gpuserve.cli.bench.level_results import (
+    WINDOW_S,
+    LevelResult,
+    LevelTally,
+    Window,
+    histogram_type,
+    is_stable,
+)
+from gpuserve.cli.bench.load_plan import (
+    BenchError,
+    BenchOptionError,
+    LoadKind,
+    LoadLevel,
+    LoadPlan,
+    SharedMemory,
+)
+from gpuserve.cli.bench.loader_messages import (
+    LevelCounted,
+    LevelDone,
+    LoaderFailed,
+    LoaderMessage,
+    LoaderSetup,
+)
+from gpuserve.cli.bench.preparation import RequestData, SharedRegions
+from gpuserve.cli.bench.request_payloads import Target, Tensors
+from gpuserve.cli.bench.server_control import ServerControl, connect, server_time_between
 
 _DRAIN_MARGIN_S: Final = 30.0
 
@@ -238,7 +258,7 @@ class LoaderProcesses:
 
     async def _spawn(self, index: int) -> None:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "gpuserve.bench.loader_process"),
+            *(sys.executable, "-P", "-m", "gpuserve.cli.bench.loader_process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,

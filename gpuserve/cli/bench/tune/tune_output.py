@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from gpuserve.bench.bench_session import BenchObserver
-from gpuserve.bench.level_results import Window
-from gpuserve.bench.load_plan import LoadLevel, MissingPackage
-from gpuserve.bench.tune import settings_search as search
-from gpuserve.bench.tune.settings_search import Axis, LatencyLimit, MeasuredPoint, Settings
+from gpuserve.cli.bench.bench_session import BenchObserver
+from gpuserve.cli.bench.level_results import Window
+from gpuserve.cli.bench.load_plan import LoadLevel, MissingPackage
+from gpuserve.cli.bench.tune import settings_search as search
+from gpuserve.cli.bench.tune.settings_search import Axis, LatencyLimit, MeasuredPoint, Settings
 from gpuserve.config.schema import canonical_key
 from gpuserve.config.yaml_document import Path
 

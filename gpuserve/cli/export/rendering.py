@@ -14,11 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.config.problems import ConfigProblems, Origin, Problem
-from gpuserve.core.errors import GpuserveError
-from gpuserve.devices.names import EVERY_GPU, devices_of, is_uuid, number_of
-from gpuserve.export import envoy_proxy, manifest_values
-from gpuserve.export.export_options import (
+from gpuserve.cli.export import envoy_proxy, manifest_values
+from gpuserve.cli.export.export_options import (
     GPU_RESOURCE,
     LABEL_FORM,
     ExportFinding,
@@ -33,9 +30,9 @@ from gpuserve.export.export_options import (
     problems_of,
     quoted,
 )
-from gpuserve.export.manifest_templates import fill_template, yaml_text
-from gpuserve.export.manifest_values import WORKING_FOLDER, alert_values, compose_values, dashboard_text
-from gpuserve.export.pod_sizing import (
+from gpuserve.cli.export.manifest_templates import fill_template, yaml_text
+from gpuserve.cli.export.manifest_values import WORKING_FOLDER, alert_values, compose_values, dashboard_text
+from gpuserve.cli.export.pod_sizing import (
     InstanceGroup,
     ServerPorts,
     compute_sizes,
@@ -44,13 +41,16 @@ from gpuserve.export.pod_sizing import (
     probe_port,
     readable_size,
 )
-from gpuserve.export.systemd_units import port_findings, systemd_units
+from gpuserve.cli.export.systemd_units import port_findings, systemd_units
+from gpuserve.config.problems import ConfigProblems, Origin, Problem
+from gpuserve.core.errors import GpuserveError
+from gpuserve.devices.names import EVERY_GPU, devices_of, is_uuid, number_of
 
 if TYPE_CHECKING:
+    from gpuserve.cli.export.export_options import ExportOptions
+    from gpuserve.cli.export.pod_sizing import PodSizes
     from gpuserve.config.load import Configuration
     from gpuserve.config.settings.server import ServerSettings
-    from gpuserve.export.export_options import ExportOptions
-    from gpuserve.export.pod_sizing import PodSizes
 
 #: Texts of files, by their paths relative to the output folder.
 ExportFiles = dict[str, str]

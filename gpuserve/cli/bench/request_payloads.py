@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gpuserve.bench import http2_client
-from gpuserve.bench.load_plan import BenchOptionError
-from gpuserve.bench.loader_messages import ClientTlsFiles
-from gpuserve.bench.request_tensors import Array, TargetModel, tensor_bytes
+from gpuserve.cli.bench import http2_client
+from gpuserve.cli.bench.load_plan import BenchOptionError
+from gpuserve.cli.bench.loader_messages import ClientTlsFiles
+from gpuserve.cli.bench.request_tensors import Array, TargetModel, tensor_bytes
 from gpuserve.client.client_settings import GRPC, ServerUrl
 from gpuserve.client.exceptions import ClientInvalidUrlError
 

@@ -9,9 +9,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from gpuserve.bench.level_results import LatencySummary, LevelResult
-from gpuserve.bench.load_plan import BenchOptionError, LoadKind, LoadLevel
-from gpuserve.bench.server_control import ServerTime
+from gpuserve.cli.bench.level_results import LatencySummary, LevelResult
+from gpuserve.cli.bench.load_plan import BenchOptionError, LoadKind, LoadLevel
+from gpuserve.cli.bench.server_control import ServerTime
 
 _FORMAT: Final = "gpuserve bench 1"
 #: The setting of a report about streams of tokens.

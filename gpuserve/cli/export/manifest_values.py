@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.export.config_bundle import ConfigBundle, bundle_config, config_map_key
-from gpuserve.export.export_options import MPS, export_name
-from gpuserve.export.manifest_templates import fill_template
-from gpuserve.export.pod_sizing import (
+from gpuserve.cli.export.config_bundle import ConfigBundle, bundle_config, config_map_key
+from gpuserve.cli.export.export_options import MPS, export_name
+from gpuserve.cli.export.manifest_templates import fill_template
+from gpuserve.cli.export.pod_sizing import (
     GRPC,
     HEALTH,
     HTTP,
@@ -29,9 +29,9 @@ from gpuserve.export.pod_sizing import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpuserve.cli.export.export_options import ExportOptions
+    from gpuserve.cli.export.pod_sizing import PodSizes
     from gpuserve.config.load import Configuration
-    from gpuserve.export.export_options import ExportOptions
-    from gpuserve.export.pod_sizing import PodSizes
 
 
 MIB: Final = 1 << 20

@@ -13,15 +13,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpuserve.export.export_options import ExportFinding, export_name
-from gpuserve.export.pod_sizing import has_gpus
+from gpuserve.cli.export.export_options import ExportFinding, export_name
+from gpuserve.cli.export.pod_sizing import has_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpuserve.cli.export.export_options import ExportOptions
     from gpuserve.config.load import Configuration
     from gpuserve.config.settings.server import ServerSettings
-    from gpuserve.export.export_options import ExportOptions
 
 #: Time for the server's processes to end after the drain.
 _END_S: Final = 30

@@ -15,10 +15,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 
-from gpuserve.bench.bench_report import BenchReport, fit_table, report_notes, report_table, report_to_json
-from gpuserve.bench.bench_session import BenchObserver
-from gpuserve.bench.level_results import LevelResult, Window, histogram_type, percentile_curve
-from gpuserve.bench.load_plan import (
+from gpuserve.cli.bench.bench_report import BenchReport, fit_table, report_notes, report_table, report_to_json
+from gpuserve.cli.bench.bench_session import BenchObserver
+from gpuserve.cli.bench.level_results import LevelResult, Window, histogram_type, percentile_curve
+from gpuserve.cli.bench.load_plan import (
     BenchOptionError,
     LoadKind,
     LoadLevel,

@@ -1,4 +1,4 @@
-"""``python -m gpuserve.bench.loader_process``: a process that sends requests, with messages on stdin and
+"""``python -m gpuserve.cli.bench.loader_process``: a process that sends requests, with messages on stdin and
 stdout. The sockets, the event loop and the clock are here; ``load_generator`` schedules the requests.
 """
 
@@ -17,11 +17,11 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from typing import Final, cast
 
-from gpuserve.bench import http2_client, loader_messages
-from gpuserve.bench.call_protocols import GrpcCalls, GrpcRequests, HttpCalls
-from gpuserve.bench.load_generator import CONNECTION_LOST, CallProtocol, LoadGenerator, ProtocolError
-from gpuserve.bench.load_plan import ArrivalPattern, due_times, error_reason
-from gpuserve.bench.loader_messages import LoaderFailed, LoaderMessage, LoaderSetup, StartLevel
+from gpuserve.cli.bench import http2_client, loader_messages
+from gpuserve.cli.bench.call_protocols import GrpcCalls, GrpcRequests, HttpCalls
+from gpuserve.cli.bench.load_generator import CONNECTION_LOST, CallProtocol, LoadGenerator, ProtocolError
+from gpuserve.cli.bench.load_plan import ArrivalPattern, due_times, error_reason
+from gpuserve.cli.bench.loader_messages import LoaderFailed, LoaderMessage, LoaderSetup, StartLevel
 
 _RETRY_S: Final = 0.1
 _CONNECT_TIMEOUT_S: Final = 10.0

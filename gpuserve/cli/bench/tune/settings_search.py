@@ -12,8 +12,8 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from gpuserve.bench.level_results import LatencySummary, LevelResult
-from gpuserve.bench.load_plan import BenchOptionError
+from gpuserve.cli.bench.level_results import LatencySummary, LevelResult
+from gpuserve.cli.bench.load_plan import BenchOptionError
 from gpuserve.model.options import parse_duration
 from gpuserve.model.spec import MAX_INSTANCES, RAGGED_BATCH_ELEMENTS, ModelSpec
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuserve.bench.load_plan import BenchOptionError, error_reason
+from gpuserve.cli.bench.load_plan import BenchOptionError, error_reason
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, element_count, encode_bytes, numpy_dtype
 
 #: The limit of a generated tensor; a larger one is most likely a typing error.

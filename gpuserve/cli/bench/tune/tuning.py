@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
-from gpuserve.bench.bench_session import BenchObserver, BenchRun, run_bench
-from gpuserve.bench.level_results import LevelResult
-from gpuserve.bench.load_plan import BenchError, BenchOptionError, LoadPlan
-from gpuserve.bench.preparation import RequestData
-from gpuserve.bench.request_payloads import Target
-from gpuserve.bench.tune.settings_search import (
+from gpuserve.cli.bench.bench_session import BenchObserver, BenchRun, run_bench
+from gpuserve.cli.bench.level_results import LevelResult
+from gpuserve.cli.bench.load_plan import BenchError, BenchOptionError, LoadPlan
+from gpuserve.cli.bench.preparation import RequestData
+from gpuserve.cli.bench.request_payloads import Target
+from gpuserve.cli.bench.tune.settings_search import (
     Axis,
     LatencyLimit,
     MeasuredPoint,
@@ -32,7 +32,7 @@ from gpuserve.bench.tune.settings_search import (
     points_of,
     score_of,
 )
-from gpuserve.bench.tune.tune_output import TrialView
+from gpuserve.cli.bench.tune.tune_output import TrialView
 from gpuserve.client.client_settings import ServerUrl
 from gpuserve.config.load import Configuration, load_file
 from gpuserve.config.precedence import Override

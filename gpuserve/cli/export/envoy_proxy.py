@@ -7,11 +7,10 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.config.settings.server import all_access_rules
-from gpuserve.export.export_options import export_name
-from gpuserve.export.manifest_templates import Reasoned, fill_template, yaml_text
-from gpuserve.export.manifest_values import CONNECTION_AGE_S, TLS_FOLDER
-from gpuserve.export.pod_sizing import (
+from gpuserve.cli.export.export_options import export_name
+from gpuserve.cli.export.manifest_templates import Reasoned, fill_template, yaml_text
+from gpuserve.cli.export.manifest_values import CONNECTION_AGE_S, TLS_FOLDER
+from gpuserve.cli.export.pod_sizing import (
     GRPC,
     HEALTH,
     HTTP,
@@ -23,10 +22,11 @@ from gpuserve.export.pod_sizing import (
     readable_size,
     round_up,
 )
+from gpuserve.config.settings.server import all_access_rules
 
 if TYPE_CHECKING:
+    from gpuserve.cli.export.export_options import ExportOptions
     from gpuserve.config.load import Configuration
-    from gpuserve.export.export_options import ExportOptions
 
 
 #: The folder of Envoy's files in its pod.

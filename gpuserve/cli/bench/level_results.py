@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from gpuserve.bench.load_generator import CallCounts, CountedDurations
-from gpuserve.bench.load_plan import LoadKind, LoadLevel, MissingPackage
-from gpuserve.bench.server_control import ServerTime
+from gpuserve.cli.bench.load_generator import CallCounts, CountedDurations
+from gpuserve.cli.bench.load_plan import LoadKind, LoadLevel, MissingPackage
+from gpuserve.cli.bench.server_control import ServerTime
 
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
 _LONGEST_NS: Final = 3_600_000_000_000

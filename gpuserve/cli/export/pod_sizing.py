@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
+from gpuserve.cli.export.manifest_templates import Reasoned
 from gpuserve.config.settings.server import TERMINATED_LAME_DUCK_S
 from gpuserve.config.settings.values import AUTO, auto_ingress_processes
 from gpuserve.devices.names import CPU, EVERY_GPU, devices_of, number_of
-from gpuserve.export.manifest_templates import Reasoned
 from gpuserve.model.options import NBYTES, parse_quantity
 from gpuserve.model.rules import mapping
 from gpuserve_worker.memory.arena import RETAINED_NBYTES
@@ -19,10 +19,10 @@ from gpuserve_worker.protocol.tensor import ITEMSIZE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuserve.cli.export.export_options import ExportOptions
     from gpuserve.config.load import Configuration
     from gpuserve.config.settings.server import ServerSettings
     from gpuserve.config.yaml_document import Path
-    from gpuserve.export.export_options import ExportOptions
     from gpuserve.model.spec import ModelSpec, Resources
     from gpuserve_worker.protocol.tensor import TensorSpec
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, get_args
 
 import msgpack
 
-from gpuserve.bench.load_generator import CallCounts
+from gpuserve.cli.bench.load_generator import CallCounts
 
 
 @dataclass(frozen=True, slots=True)
