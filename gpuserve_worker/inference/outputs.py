@@ -178,7 +178,10 @@ class OutputRules:
         each = self._each(elements, requests)
         parameters = self._parameters(elements, each)
         if not (self._decoupled or apart):
-            whole = _only(each) if len(each) == 1 else _combined(each, requests) if self._batching else None
+            if len(each) == 1:
+                whole = each[0] if isinstance(each[0], list) else None
+            else:
+                whole = _combined(each, requests) if self._batching else None
             if whole is not None:
                 return BatchAnswers(whole, None, parameters)
         return BatchAnswers(None, each, parameters)
@@ -517,11 +520,6 @@ def _joined(spec: TensorSpec, shape: tuple[Any, ...], parts: list[Any]) -> Check
     dtype = parts[0].dtype
     nbytes = sum([one.nbytes for one in parts])
     return CheckedOutput(spec.name, spec.datatype, shape, nbytes, dtype, parts)
-
-
-def _only(each: Sequence[list[CheckedOutput] | WireFailure | None]) -> list[CheckedOutput] | None:
-    """Return the outputs of the only request of a batch."""
-    return each[0] if len(each) == 1 and isinstance(each[0], list) else None
 
 
 def _combined(

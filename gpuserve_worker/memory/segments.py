@@ -24,7 +24,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -120,15 +120,11 @@ def touch(address: int, nbytes: int) -> None:
     no memory, the pages are populated when they are written. Unlike ``mmap.madvise``, this call releases the
     GIL.
     """
+    madvise = ctypes.CDLL(None).madvise
     for start in range(0, nbytes, _TOUCH_STEP_NBYTES):
         length = min(_TOUCH_STEP_NBYTES, nbytes - start)
-        if _madvise()(ctypes.c_void_p(address + start), ctypes.c_size_t(length), _POPULATE_WRITE):
+        if madvise(ctypes.c_void_p(address + start), ctypes.c_size_t(length), _POPULATE_WRITE):
             return
-
-
-@functools.cache
-def _madvise() -> Any:
-    return ctypes.CDLL(None).madvise
 
 
 #: Memory is reserved in multiples of this.

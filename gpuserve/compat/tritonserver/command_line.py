@@ -50,7 +50,9 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
             continue
         flag = BY_NAME[meant[0]]
         try:
-            value = read_value(flag, _joined_value(flag, text) if joined else _next_value(flag, rest))
+            if joined and flag.kind is FlagKind.BARE:
+                raise ValueError(f"expected no value, given {text!r}")
+            value = read_value(flag, text if joined else _next_value(flag, rest))
         except ValueError as error:
             problems.append(FlagProblem(spelled(flag.name), str(error)))
             continue
@@ -82,12 +84,6 @@ _READERS: Final[dict[FlagKind, Callable[[str], Any]]] = {
     FlagKind.LEVEL: lambda text: int(text if text.isdigit() else _BOOLEANS.get(text.lower(), text)),
     FlagKind.BARE: lambda _: True,
 }
-
-
-def _joined_value(flag: TritonFlag, text: str) -> str:
-    if flag.kind is FlagKind.BARE:
-        raise ValueError(f"expected no value, given {text!r}")
-    return text
 
 
 def _next_value(flag: TritonFlag, rest: list[str]) -> str:
