@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -63,3 +64,12 @@ def fifo(folder: Path, name: str) -> Path:
     path = folder / name
     os.mkfifo(path)
     return path
+
+
+def traced(path: Path) -> list[int]:
+    """Return the ids of the requests in a file of traces."""
+    try:
+        events = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return []
+    return [one["id"] for one in events if "model_name" in one]

@@ -41,6 +41,12 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def wait_ended(pids: Iterable[int], timeout_s: float) -> list[int]:
     """Wait until the processes have ended; those that have not. A zombie has ended."""
     deadline = time.monotonic() + timeout_s

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import tritonclient.grpc
 from config_file import models, write_config
 from grpc._cython import cygrpc
 from serving import GPUSERVE, Addresses, serving
@@ -32,3 +35,19 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = write_config(folder, models(*getattr(request.module, "SERVED", ())), host="127.0.0.1")
     with serving(GPUSERVE, "serve", str(config)) as addresses:
         yield addresses
+
+
+@pytest.fixture
+def client(server: Addresses) -> Iterator[tritonclient.grpc.InferenceServerClient]:
+    """A client of the server over gRPC."""
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def closed_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The file that a callable of ``streams.py`` makes when its generator is closed."""
+    path = tmp_path_factory.mktemp("closed") / "at"
+    os.environ["CLOSED_AT"] = str(path)
+    yield path
+    del os.environ["CLOSED_AT"]

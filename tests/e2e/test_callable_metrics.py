@@ -44,12 +44,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
         yield addresses
 
 
-@pytest.fixture
-def client(server: Addresses) -> Iterator[tritonclient.grpc.InferenceServerClient]:
-    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
-        yield client
-
-
 def ask(client: tritonclient.grpc.InferenceServerClient, model: str, *rows: float) -> None:
     x = np.array([[one] for one in rows], np.float32)
     tensor = tritonclient.grpc.InferInput("x", x.shape, "FP32")

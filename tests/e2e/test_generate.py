@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,14 +30,6 @@ def entry(name: str, dtype: str, shape: list[int], **more: Any) -> dict[str, Any
 
 def stream(name: str, **more: Any) -> dict[str, Any]:
     return entry(name, "int32", [-1], callable=f"{MODELS}/streams.py:{name}", **more)
-
-
-@pytest.fixture(scope="module")
-def closed_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = tmp_path_factory.mktemp("closed") / "at"
-    os.environ["CLOSED_AT"] = str(path)
-    yield path
-    del os.environ["CLOSED_AT"]
 
 
 @pytest.fixture(scope="module")

@@ -56,12 +56,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
         yield addresses
 
 
-@pytest.fixture
-def client(server: Addresses) -> Iterator[tritonclient.grpc.InferenceServerClient]:
-    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
-        yield client
-
-
 def ask(client: tritonclient.grpc.InferenceServerClient, model: str, x: Any, output: str = "y") -> Any:
     tensor = tritonclient.grpc.InferInput("x", x.shape, "FP32")
     tensor.set_data_from_numpy(x)

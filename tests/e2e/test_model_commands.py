@@ -35,12 +35,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
         yield addresses
 
 
-@pytest.fixture
-def client(server: Addresses) -> Iterator[tritonclient.grpc.InferenceServerClient]:
-    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
-        yield client
-
-
 def order(client: tritonclient.grpc.InferenceServerClient, told: str, verb: str, **more: Any) -> str:
     x = np.array([json.dumps({"verb": verb, **more}).encode()], dtype=object)
     tensor = tritonclient.grpc.InferInput("order", [1], "BYTES")

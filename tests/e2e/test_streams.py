@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import time
 import urllib.error
@@ -49,14 +48,6 @@ def entry(name: str, **more: Any) -> dict[str, Any]:
         "max_batch_size": 4,
         **more,
     }
-
-
-@pytest.fixture(scope="module")
-def closed_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = tmp_path_factory.mktemp("closed") / "at"
-    os.environ["CLOSED_AT"] = str(path)
-    yield path
-    del os.environ["CLOSED_AT"]
 
 
 @pytest.fixture(scope="module")

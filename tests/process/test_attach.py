@@ -106,11 +106,6 @@ class Program:
 
 
 @pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
-@pytest.fixture
 def operated(tmp_path: Path) -> Iterator[OperatedServer]:
     """A server with a model of its own, "own"."""
     own = Orders(tmp_path / "own")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from config_operator import kill_front, traced
 from operated import OperatedServer, Orders, config, model
 from processes import wait_until
 
@@ -30,21 +29,6 @@ def update(server: OperatedServer, path: str, **settings: Any) -> Any:
     address = f"http://{server.addresses['HTTP']}{path}"
     with urllib.request.urlopen(address, json.dumps(settings).encode(), timeout=10) as answer:
         return json.loads(answer.read())
-
-
-def kill_front(server: OperatedServer) -> None:
-    front = server.front
-    os.kill(front, signal.SIGKILL)
-    wait_until(lambda: server.front not in {0, front}, "another front is started")
-    wait_until(lambda: server.status("/v2/health/ready") == 200, "the new front is ready")
-
-
-def traced(path: Path) -> list[int]:
-    try:
-        events = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return []
-    return [one["id"] for one in events if "model_name" in one]
 
 
 def test_log_settings_act_in_the_supervisor_and_outlive_the_front(server: OperatedServer) -> None:

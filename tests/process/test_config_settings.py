@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_operator import Operator, fifo, kill_front, operated
+from config_operator import Operator, fifo, kill_front, operated, traced
 from operated import TIMEOUT_S, OperatedServer
 from processes import wait_until
 from repositories import clients_are_closed, entry
@@ -60,7 +60,7 @@ def test_settings_of_the_front_hold_at_once(tmp_path: Path) -> None:
         operator.wait_said("config reload: server.trace is as the file says now")
         client.asked.load_model("m")
         client.infer("m")
-        wait_until(lambda: bool(traces(file)), "a request is traced")
+        wait_until(lambda: bool(traced(file)), "a request is traced")
         assert server.metric("nv_inference_request_summary_us_count", model="m") >= 1
         wait_until(lambda: is_closed_by_age(server), "a new connection has an age")
         assert ready(kept) == 200  # not one that was there before
@@ -68,11 +68,11 @@ def test_settings_of_the_front_hold_at_once(tmp_path: Path) -> None:
         other = tmp_path / "other.json"
         operator.reload(two, trace={**trace, "file": str(other)})
         operator.wait_said("config reload: server.trace is as the file says now", 2)
-        n_traces = len(traces(file))
+        n_traces = len(traced(file))
         client = operator.client("http")
         client.infer("m")
-        wait_until(lambda: bool(traces(other)), "a request is traced elsewhere")
-        assert len(traces(file)) == n_traces
+        wait_until(lambda: bool(traced(other)), "a request is traced elsewhere")
+        assert len(traced(file)) == n_traces
         with pytest.raises(InferenceServerException, match="not allowed"):
             client.asked.load_model("m")
         assert server.metric("nv_inference_request_summary_us_count", model="m") == 0
@@ -108,14 +108,6 @@ def is_closed_by_age(server: OperatedServer) -> bool:
             signal.sigtimedwait([], 0.02)
             ready(connection)
     return False
-
-
-def traces(path: Path) -> list[int]:
-    try:
-        events = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return []
-    return [one["id"] for one in events if "model_name" in one]
 
 
 @pytest.mark.thorough

@@ -40,11 +40,6 @@ with Server(http_port=0, grpc_port=0, metrics_port=0, lame_duck_s=0) as server:
 """
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
 def program(path: Path, then: str = "server.serve()") -> OperatedServer:
     """A user's program with a ``Server`` in it."""
     file = path / "program.py"

@@ -16,11 +16,6 @@ from serving import FREE_PORTS, GPUSERVE
 
 
 @pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
-@pytest.fixture
 def taken() -> Iterator[int]:
     """A port on which somebody else listens."""
     with socket.create_server(("0.0.0.0", 0)) as listener:

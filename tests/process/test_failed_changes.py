@@ -21,7 +21,7 @@ import pytest
 from commands import Ran, gpuserve
 from exploring import variants
 from operated import TIMEOUT_S, Client, OperatedServer, Orders, config, model
-from processes import wait_until
+from processes import cpu_s, wait_until
 from serving import GPUSERVE, unlikely_port
 
 from gpuserve.front.ipc.heap_memory import TRIM_PERIOD_S
@@ -219,20 +219,15 @@ def test_a_front_without_descriptors_refuses_connections_and_does_not_spin(tmp_p
         with server.client() as client:
             assert client.infer("m", 1.0).output("y") == [2.0]
             with without_descriptors(server, server.front):
-                before = _cpu_s(server.front)
+                before = cpu_s(server.front)
                 began = time.monotonic()
                 for _ in range(20):
                     assert server.status("/v2/health/live") == 0  # refused, not kept waiting
                 assert time.monotonic() - began < 5.0
-                assert _cpu_s(server.front) - before < 1.0
+                assert cpu_s(server.front) - before < 1.0
                 assert serves(server, client)
             assert server.status("/v2/health/live") == 200
         assert server.end() == 0
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.thorough

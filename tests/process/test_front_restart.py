@@ -19,11 +19,6 @@ CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 SLACK = 4.0
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
 def killed_front(server: OperatedServer) -> float:
     """Kill the front; the seconds until the server is ready again."""
     front = server.front

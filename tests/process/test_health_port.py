@@ -26,11 +26,6 @@ SERVING, NOT_SERVING, SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
 LIMIT_S = 0.1
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
 def get(address: str, path: str) -> int:
     client = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
     with contextlib.closing(client):

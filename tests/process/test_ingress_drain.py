@@ -19,11 +19,6 @@ from processes import wait_until
 NO_LAST = (1 << 31) - 1
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
 def operated(tmp_path: Path, orders: Orders, **settings: Any) -> OperatedServer:
     return OperatedServer(
         config(tmp_path, model("m", orders), ingress_processes=2, host="127.0.0.1", **settings)

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from commands import ask, status
 from operated import LARGE, TIMEOUT_S, Client, InBackground, OperatedServer, Orders, config, model
-from processes import children, descendants, measured, wait_ended, wait_until
+from processes import children, cpu_s, descendants, measured, wait_ended, wait_until
 from steady_load import message
 from tritonclient.grpc import service_pb2 as pb
 
@@ -29,11 +29,6 @@ from gpuserve.front.ingress.ipc_channel import OUTAGE_TIMEOUT_S
 
 CALL = "/inference.GRPCInferenceService/"
 N_INGRESS = 2
-
-
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
 
 
 @pytest.fixture
@@ -321,12 +316,6 @@ def test_an_ingress_process_that_hangs_does_not_hold_up_the_next_front(server: O
         os.kill(hanging, signal.SIGCONT)
     wait_until(lambda: all(row["state"] == "UP" for row in rows_of(server)), "both are up")
     assert hanging in ingress_pids(server)
-
-
-def cpu_s(pid: int) -> float:
-    """What a process, or one that has its pid, has used of processors."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def outage(server: OperatedServer) -> tuple[float, float]:

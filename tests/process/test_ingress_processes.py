@@ -33,11 +33,6 @@ N_INGRESS = 2
 _LOST = re.compile(r"ingress process \d ended \(signal SIGKILL, with (\d+) connections\)")
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
 def operated(tmp_path: Path, orders: Orders, **settings: Any) -> OperatedServer:
     settings = {"ingress_processes": N_INGRESS, "host": "127.0.0.1", **settings}
     return OperatedServer(config(tmp_path, model("m", orders), **settings))

@@ -47,11 +47,6 @@ with Server(http_port=0, grpc_port=0, metrics_port=0) as server:
 GET_READY = [(":method", "GET"), (":scheme", "http"), (":path", "/v2/health/ready"), (":authority", "a")]
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
 def leaving(tmp_path: Path, orders: Orders, name: str = "one", **settings: Any) -> OperatedServer:
     folder = tmp_path / name
     folder.mkdir()

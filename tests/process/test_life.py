@@ -18,11 +18,6 @@ DEATHS = variants("SIGKILL", "segfault", "exit", "abort")
 SLACK = 4.0
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
 def pids(answer: list[dict[str, object]]) -> list[object]:
     return [one["pid"] for one in answer]
 

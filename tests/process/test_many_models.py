@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from operated import OperatedServer
-from processes import measured
+from processes import cpu_s, measured
 
 MODELS = 40
 #: A worker's CPU seconds are those of ``import numpy`` in a bare interpreter times this, at most. It was 1.12
@@ -40,11 +40,6 @@ def bare_s() -> float:
     for _ in range(6):
         subprocess.run([sys.executable, "-c", "import numpy"], env=environment, check=True)
     return (children_cpu_s() - before) / 6
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.thorough

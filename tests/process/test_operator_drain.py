@@ -33,11 +33,6 @@ SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 INGRESS = pytest.mark.parametrize("ingress", [1, pytest.param(2, marks=pytest.mark.thorough)])
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
 def operated(tmp_path: Path, orders: Orders, name: str = "one", **settings: Any) -> OperatedServer:
     folder = tmp_path / name
     folder.mkdir()

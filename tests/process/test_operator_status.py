@@ -23,11 +23,6 @@ from gpuserve.core.errors import ControlError
 from gpuserve.supervisor.control import operator_client
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]:
     """A server of the model "m" with two instances, and of "n", which is not loaded."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_operator import fifo
 from exploring import variants
 from operated import InBackground, OperatedServer
 from processes import wait_ended, wait_until
@@ -31,12 +32,6 @@ def operated(folder: Path, *models: dict[str, Any], **settings: Any) -> Iterator
 
 def client(server: OperatedServer, protocol: str = "grpc") -> Client:
     return Client(protocol, server.addresses["gRPC" if protocol == "grpc" else "HTTP"])
-
-
-def fifo(folder: Path, name: str) -> Path:
-    path = folder / name
-    os.mkfifo(path)
-    return path
 
 
 def test_no_request_is_lost_by_reloads(tmp_path: Path) -> None:

@@ -24,11 +24,6 @@ from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
 def scaled(server: OperatedServer, **counts: int) -> VerbOutcome:
     """What becomes of ``scale`` at a server."""
     told: list[str] = []

@@ -22,11 +22,6 @@ from gpuserve import ModelConfig
 from gpuserve.supervisor.control import operator_client
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
 @contextlib.contextmanager
 def of_sequences(folder: Path, idle_us: int = 60_000_000, **settings: Any) -> Iterator[OperatedServer]:
     """A server of two instances, with the sequence "a" at one and "b" at the other."""

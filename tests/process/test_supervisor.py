@@ -28,11 +28,6 @@ SHAPE = {
 }
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("victim", ["front", "worker"])
 def test_a_process_that_cannot_be_started_again_is_tried_until_it_can(

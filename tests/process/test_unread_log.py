@@ -37,11 +37,6 @@ class UnreadServer(OperatedServer):
             self._news.notify_all()
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
 @pytest.mark.thorough
 def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path, orders: Orders) -> None:
     unlimited = {"max_output_lines_per_s": 0, "max_output_nbytes_per_s": 0}

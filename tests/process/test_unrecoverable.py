@@ -23,11 +23,6 @@ SLACK = 4.0
 CALLABLE = f"{MODELS / 'unrecoverable.py'}:Unrecoverable"
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Orders:
-    return Orders(tmp_path / "orders")
-
-
 def broken(requests: Any) -> Any:
     raise UnrecoverableError(TEXT)
 

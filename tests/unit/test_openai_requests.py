@@ -259,11 +259,6 @@ NAMED = 'expected "function" to be an object with a name'
 CUSTOM = {"type": "custom", "custom": {"name": "sing"}}
 
 
-def chat_request(**more: Any) -> ChatRequest:
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **more}
-    return parse_request(ChatRequest, json.dumps(body).encode(), {})
-
-
 def assistant(call: Any) -> list[dict[str, Any]]:
     return [{"role": "assistant", "tool_calls": [call]}]
 
@@ -315,18 +310,16 @@ def assistant(call: Any) -> list[dict[str, Any]]:
 )
 def test_a_wrong_member_is_refused_by_name_whatever_the_model_does(more: dict[str, Any], text: str) -> None:
     with pytest.raises(BadRequest) as found:
-        chat_request(**more)
+        chat(**more)
     assert str(found.value) == text
 
 
 def test_tools_formats_and_calls_of_openais_api_are_accepted() -> None:
     for choice in (None, "none", "auto", "required", TOOL, CUSTOM, {"type": "allowed_tools"}):
-        assert chat_request(tools=[TOOL, CUSTOM], tool_choice=choice).tools == [TOOL, CUSTOM]
-    chat_request(
-        messages=assistant({"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}})
-    )
+        assert chat(tools=[TOOL, CUSTOM], tool_choice=choice).tools == [TOOL, CUSTOM]
+    chat(messages=assistant({"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}))
     parts = [{"type": "text", "text": ""}, {"type": "image_url", "image_url": {"url": "x"}}]
-    chat_request(messages=[{"role": "user", "content": parts}], logit_bias={"7": -100})
+    chat(messages=[{"role": "user", "content": parts}], logit_bias={"7": -100})
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}}
     for given_, answer in (
         (None, None),
@@ -334,15 +327,15 @@ def test_tools_formats_and_calls_of_openais_api_are_accepted() -> None:
         ({"type": "json_object"}, {"type": "object"}),
         (schema, {"type": "array"}),
     ):
-        assert chat_request(response_format=given_).answer_schema == answer
+        assert chat(response_format=given_).answer_schema == answer
 
 
 def test_the_tools_of_a_chat_template() -> None:
-    assert chat_request(tools=[TOOL]).template_tools() == [TOOL]
-    assert chat_request(tools=[TOOL], tool_choice="none").template_tools() is None
+    assert chat(tools=[TOOL]).template_tools() == [TOOL]
+    assert chat(tools=[TOOL], tool_choice="none").template_tools() is None
     for more, member in (({"tool_choice": "required"}, "tool_choice"), ({"tools": [CUSTOM]}, "tools")):
         with pytest.raises(BadRequest, match=rf"^{member}: "):
-            chat_request(**more).template_tools()
+            chat(**more).template_tools()
 
 
 JSON = st.recursive(
@@ -670,8 +663,7 @@ def test_vectors_that_do_not_fit_their_inputs() -> None:
 
 def test_a_decisive_member_is_honoured_or_refused() -> None:
     def honoured(honours: tuple[str, ...], **more: Any) -> None:
-        chat = {"model": "m", "messages": [{"role": "user"}], **more}
-        require_honoured(parse_request(ChatRequest, json.dumps(chat).encode(), {}), honours)
+        require_honoured(chat(**more), honours)
 
     neutral = {"tools": [], "response_format": {"type": "text"}, "logprobs": False, "frequency_penalty": 0.0}
     honoured((), temperature=0.5, top_k=3, modalities=["text"], **neutral)
