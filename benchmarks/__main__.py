@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.extra_rows import ModelPy
 from benchmarks.footprint import Imports, Starts
-from benchmarks.model_files import ModelFiles
 from benchmarks.peers import PeerCache, ServerMissing
+from benchmarks.processes import cpu_name
 from benchmarks.report import Part, Plan, Report, Section, names_of
 from benchmarks.request_section import Requests
 from benchmarks.servers import SERVERS
@@ -27,7 +27,7 @@ from benchmarks.servers.server import Server
 _ROOT = Path(__file__).parent.parent
 _RESULTS = _ROOT / "benchmarks/results"
 #: In the order in which they are measured: the quiet ones first.
-SECTIONS: tuple[Section, ...] = (Imports(), Starts(), Requests(), ModelPy(), ModelFiles())
+SECTIONS: tuple[Section, ...] = (Imports(), Starts(), Requests(), ModelPy())
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,16 +52,14 @@ def main(arguments: Sequence[str]) -> int:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Compare this server with its peers.")
     known = tuple(name for section in SECTIONS for name in section.names)
-    rows = tuple(name for section in SECTIONS if section.is_default for name in section.names)
     parser.add_argument("--rounds", type=_at_least_one, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=5.0, help="load in each run; default: %(default)s")
-    parser.add_argument("--rows", type=names_of(known), help=", ".join(known))
+    parser.add_argument("--rows", type=names_of(known), default=known, help=", ".join(known))
     parser.add_argument("--servers", type=names_of(SERVERS), default=tuple(SERVERS), help=", ".join(SERVERS))
     parser.add_argument("--json", type=Path, metavar="OUT", default=_RESULTS / "latest.json")
     parser.add_argument("--cache", type=Path, default=_ROOT / ".cache/bench", help="default: %(default)s")
     parser.add_argument("--peer-python", type=Path, default=Path("/usr/bin/python3"), help="runs the peers")
     given = parser.parse_args(arguments)
-    given.rows = given.rows or rows
     given.cache = PeerCache(given.cache.absolute(), given.peer_python)
     return given
 
@@ -101,11 +99,9 @@ def measured(options: argparse.Namespace, servers: list[Server], names: frozense
 
 
 def machine() -> dict[str, str]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "CPU": f"{(models or [platform.machine()])[0]}, {os.cpu_count()} cores",
+        "CPU": f"{cpu_name()}, {os.cpu_count()} cores",
         "memory": f"{memory_nbytes / (1 << 30):.0f} GiB",
         "Linux": platform.release(),
         "Python": platform.python_version(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from benchmarks import payloads
 from benchmarks.figures import Goal
@@ -42,18 +41,13 @@ _MODEL_PY_ROWS = (
 )
 
 
-class OwnModels(GpuServe):
-    """This server with the models of a section; ``config`` is in the folder of models."""
+class RepositoryGpuServe(GpuServe):
+    """This server with Triton's repository."""
 
-    config: ClassVar[str]
+    models = frozenset({ECHO, TOKENS, CHAIN})
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        return self._serve(MODELS_FOLDER / self.config, ports)
-
-
-class RepositoryGpuServe(OwnModels):
-    config = "triton"
-    models = frozenset({ECHO, TOKENS, CHAIN})
+        return self._serve(MODELS_FOLDER / "triton", ports)
 
 
 class RepositoryTriton(PlainTriton):

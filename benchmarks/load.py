@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from benchmarks.figures import percentile
 from benchmarks.payloads import EchoInStreamPayload, Payload, framed
 from benchmarks.servers.server import Api, Option, RunningServer, Server
 
@@ -48,8 +49,7 @@ class LoadResult:
     @classmethod
     def of_times(cls, answers: int, answers_per_s: float, times_s: list[float]) -> LoadResult:
         """With the latencies of these times, of which there is at least one."""
-        at_99 = min(len(times_s) - 1, len(times_s) * 99 // 100)
-        return cls(answers, answers_per_s, statistics.median(times_s), sorted(times_s)[at_99])
+        return cls(answers, answers_per_s, statistics.median(times_s), percentile(times_s, 99))
 
 
 class Load:

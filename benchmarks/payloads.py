@@ -293,11 +293,9 @@ def framed(message: bytes) -> bytes:
     return b"\0" + len(message).to_bytes(4) + message
 
 
-def grpc_request(model: str, *inputs: Tensor, output: str = "") -> bytes:
-    """Return a serialized ModelInferRequest with raw contents, which asks for one output or for all."""
+def grpc_request(model: str, *inputs: Tensor) -> bytes:
+    """Return a serialized ModelInferRequest with raw contents."""
     request = service_pb2.ModelInferRequest(model_name=model)
-    if output:
-        request.outputs.add(name=output)
     for one in inputs:
         request.inputs.add(name=one.name, datatype=one.datatype, shape=one.shape)
         request.raw_input_contents.append(one.raw)

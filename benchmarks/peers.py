@@ -70,11 +70,6 @@ class PeerCache:
         stamp.write_text(requirement)
         return venv
 
-    def add_to_mlserver(self, package: str) -> None:
-        """Install a package that a model of MLServer needs; raise ServerMissing if pip could not."""
-        pip = self.folder / "mlserver/bin/pip"
-        _run(f"install {package}", pip, "install", "--quiet", "--disable-pip-version-check", package)
-
     def install_triton(self) -> None:
         """Copy plain Triton out of PyTriton's wheel unless that was done. Raises ServerMissing: PyTriton
         cannot be had, or has no stub for the interpreter.

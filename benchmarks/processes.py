@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -96,6 +97,12 @@ def machine_busy_s() -> float:
     return (user + nice + system + irq + softirq) / _TICKS_PER_S
 
 
+def cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.machine())
+
+
 _PERIOD_US: Final = 100_000
 _REMOVAL_S: Final = 30.0
 
@@ -104,10 +111,10 @@ class Group:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def within(self, *command: str) -> tuple[str, ...]:
+    def within(self, *command: str) -> list[str]:
         """Return a command that runs ``command`` in this group."""
         enter = f'echo $$ > {self.folder}/cgroup.procs && exec "$@"'
-        return ("/bin/sh", "-c", enter, "sh", *command)
+        return ["/bin/sh", "-c", enter, "sh", *command]
 
 
 @contextlib.contextmanager

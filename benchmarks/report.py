@@ -55,12 +55,9 @@ class Part:
 
 
 class Section:
-    """Something to measure. ``names`` are those that --rows takes. Without --rows the sections that are
-    ``is_default`` are measured.
-    """
+    """Something to measure. ``names`` are those that --rows takes."""
 
     names: tuple[str, ...]
-    is_default = True
 
     def missing(self, name: str) -> str | None:
         """Return why this cannot be measured here; None when it can."""

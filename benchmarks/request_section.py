@@ -111,7 +111,10 @@ class RequestPart(Part):
 
     @property
     def failures(self) -> dict[str, str]:
-        return failures_of(self._samples)
+        """By row and server, or by server."""
+        pairs = self._samples.failures.items()
+        failures = {f"row {row}, server {server}": text for (row, server), text in pairs}
+        return {f"server {server}": text for server, text in self._samples.not_up.items()} | failures
 
     @property
     def _samples(self) -> Samples:
@@ -197,12 +200,6 @@ def cpu_cell(samples: Sequence[Sample]) -> str:
     )
     parts = ", ".join(f"{role} {used_s * 1e6:,.0f}" for used_s, role in shown)
     return f"{total_s * 1e6:,.0f} ({parts})" if len(shown) > 1 else f"{total_s * 1e6:,.0f}"
-
-
-def failures_of(samples: Samples) -> dict[str, str]:
-    """By row and server, or by server."""
-    failures = {f"row {row}, server {server}": text for (row, server), text in samples.failures.items()}
-    return {f"server {server}": text for server, text in samples.not_up.items()} | failures
 
 
 def row_document(row: Row, servers: Mapping[str, str], samples: Samples) -> dict[str, object]:

@@ -96,7 +96,7 @@ class LoadedServer(Subject):
         result = row.load.run(one, seconds, self._answers[row.load])
         after = Clocks.read(one.pid)
         by_role = _by_role(one, before.server_s, after.server_s)
-        return sample_of(row, result, by_role, before, after)
+        return _sample_of(row, result, by_role, before, after)
 
     def _one(self, row: Row) -> RunningServer | None:
         return self._up.get(row.load.option)
@@ -143,7 +143,7 @@ class Memcpy(Subject):
     def run(self, row: Row, seconds: float) -> Sample:
         before = Clocks.read(None)
         result = copy(row.copied_nbytes or 0, seconds)
-        return sample_of(row, result, {}, before, Clocks.read(None))
+        return _sample_of(row, result, {}, before, Clocks.read(None))
 
 
 def measure(
@@ -205,16 +205,9 @@ class Clocks:
             {} if server_pid is None else processes.cpu_by_pid(server_pid),
         )
 
-    @property
-    def server_cpu_s(self) -> float:
-        return sum(self.server_s.values())
-
-    def others_share(self, before: Clocks, server_s: float | None = None) -> float:
-        """Return the part of the machine that neither server nor generator used since; ``server_s`` is what
-        the server used, where its processes are not all there any more.
-        """
-        used_s = self.server_cpu_s - before.server_cpu_s if server_s is None else server_s
-        others_s = self.machine_s - before.machine_s - used_s - (self.generator_s - before.generator_s)
+    def others_share(self, before: Clocks, server_s: float) -> float:
+        """Return the part of the machine that neither the server, of ``server_s``, nor the generator used."""
+        others_s = self.machine_s - before.machine_s - server_s - (self.generator_s - before.generator_s)
         return max(0.0, others_s / (self.wall_s - before.wall_s) / (os.cpu_count() or 1))
 
 
@@ -227,7 +220,7 @@ def _by_role(one: RunningServer, before: Mapping[int, float], after: Mapping[int
     return dict(by_role)
 
 
-def sample_of(
+def _sample_of(
     row: Row, result: LoadResult, by_role: Mapping[str, float], before: Clocks, after: Clocks
 ) -> Sample:
     server_s = sum(by_role.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,23 +12,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.attacks.requests import MIB
-from benchmarks.peers import PeerCache
 from benchmarks.processes import Group, tree
-from benchmarks.servers import GpuServe
-from benchmarks.servers.server import ECHO, MODELS_FOLDER, Ports, RunningServer, certificate, running
+from benchmarks.servers import ConfiguredGpuServe, echo_entry
+from benchmarks.servers.server import MODELS_FOLDER, Ports, RunningServer, certificate, running
 
-_CONFIG: Final = "config.yaml"
-
-
-def _echo(callable_: str) -> dict[str, Any]:
-    tensors = {
-        kind: [{"name": name, "dtype": "float32", "shape": [-1]}]
-        for kind, name in (("inputs", "x"), ("outputs", "y"))
-    }
-    return {"name": ECHO, "callable": f"{MODELS_FOLDER}/{callable_}", **tensors, "max_batch_size": 64}
-
-
-PLAIN_ECHO: Final = _echo("model.py:echo")
+PLAIN_ECHO: Final = echo_entry("model.py:echo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,35 +39,30 @@ SMALL_ARENA: Final = Setting({"max_arena_nbytes": 64 * MIB})
 _TALKER: Final = {"name": "talker", "callable": f"{MODELS_FOLDER}/attacked.py:Talker", "openai": True}
 OPENAI: Final = Setting(models=(PLAIN_ECHO, _TALKER))
 OPENAI_ASKED: Final = Setting(models=(PLAIN_ECHO, _TALKER), asks=("inference", "health", "completion"))
-MORTAL: Final = Setting(models=(_echo("attacked.py:mortal"),), patience_s=60.0)
+MORTAL: Final = Setting(models=(echo_entry("attacked.py:mortal"),), patience_s=60.0)
 FEW_DESCRIPTORS: Final = Setting(descriptors=512, asks=("inference",))
 
 
-class Attacked(GpuServe):
+class Attacked(ConfiguredGpuServe):
     """A server of our own with defaults of all other settings, whose metrics port speaks TLS."""
 
     def __init__(self, folder: Path, setting: Setting, ingress: int = 1, group: Group | None = None) -> None:
-        super().__init__(PeerCache(folder))
-        self.config = folder / _CONFIG
-        self._setting = setting
-        self._ingress = ingress
+        pair = certificate(folder)
+        settings = {
+            **{"ingress_processes": ingress, "health_port": Ports.free().http, "tls_ports": ["metrics"]},
+            **{"tls_certfile": str(pair.path), "tls_keyfile": str(pair.key)},
+            **setting.server,
+        }
+        super().__init__(folder, setting.models, settings)
+        self._descriptors = setting.descriptors
         self._group = group
-        self._pair = certificate(folder)
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        server = {
-            **{"host": "127.0.0.1", "ingress_processes": self._ingress},
-            **{"http_port": ports.http, "grpc_port": ports.grpc, "metrics_port": ports.metrics},
-            **{"health_port": Ports.free().http, "tls_ports": ["metrics"]},
-            **dict(zip(("tls_certfile", "tls_keyfile"), map(str, self._pair), strict=True)),
-            **self._setting.server,
-        }
-        self.config.write_text(json.dumps({"server": server, "models": self._setting.models}))
-        command: tuple[str, ...] = (str(self._program), "serve", str(self.config))
-        if self._setting.descriptors:
-            limit = f'ulimit -n {self._setting.descriptors} && exec "$@"'
-            command = ("/bin/sh", "-c", limit, "sh", *command)
-        return list(self._group.within(*command) if self._group else command)
+        command = super().command(ports, models)
+        if self._descriptors:
+            limit = f'ulimit -n {self._descriptors} && exec "$@"'
+            command = ["/bin/sh", "-c", limit, "sh", *command]
+        return self._group.within(*command) if self._group else command
 
 
 @contextlib.contextmanager

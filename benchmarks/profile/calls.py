@@ -16,28 +16,29 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
-import yaml
 from tritonclient.grpc import service_pb2 as pb
 
+from benchmarks.payloads import INFER, STREAM_INFER, EchoPayload, unbatched
+from benchmarks.processes import tree
+from benchmarks.servers import ConfiguredGpuServe, echo_entry, running
+from benchmarks.servers.server import ECHO, ECHO_UNBATCHED, Api
+
+SMALL: Final = EchoPayload(64)
 REQUESTS: Final = 320
 WARM_UP: Final = 96
 #: Requests for the model without batching that are in flight together.
 AT_ONCE: Final = 32
-START_TIMEOUT_S: Final = 60.0
-INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
-STREAM: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
+ANSWER_TIMEOUT_S: Final = 60.0
 SETTING: Final = "/inference.GRPCInferenceService/TraceSetting"
 _COUNTER: Final = """
 import collections, json, os, signal, sys
@@ -61,18 +62,6 @@ if "gpuserve.front.process" in sys.orig_argv:
         os.rename(path + ".part", path)
     signal.signal(signal.SIGUSR1, switch)
 """
-_ECHO: Final = """
-from gpuserve.decorators import batch
-
-
-@batch
-def echo(x):
-    return [x]
-
-
-def echo_one(requests):
-    return [{"y": one["x"]} for one in requests]
-"""
 #: By name: settings of the server, headers of the requests, and the model that clients have traced, if any.
 VARIANTS: Final[dict[str, tuple[dict[str, Any], tuple[tuple[str, str], ...], str]]] = {
     "plain": ({}, (), ""),
@@ -81,45 +70,30 @@ VARIANTS: Final[dict[str, tuple[dict[str, Any], tuple[tuple[str, str], ...], str
         (("token", "right"),),
         "",
     ),
-    "another model traced": ({"trace": {"file": "trace.json", "rate": 1}}, (), "other"),
-    "one in 1,000 traced": ({"trace": {"file": "trace.json", "rate": 1000}}, (), "echo"),
-    "traced": ({"trace": {"file": "trace.json", "rate": 1}}, (), "echo"),
+    "another model traced": ({"trace": {"rate": 1}}, (), "other"),
+    "one in 1,000 traced": ({"trace": {"rate": 1000}}, (), "echo"),
+    "traced": ({"trace": {"rate": 1}}, (), "echo"),
     "a header forwarded": ({"grpc_header_forward_pattern": "x-"}, (("x-tenant", "a"),), ""),
     "response compression": ({"grpc_response_compression": "low"}, (), ""),
 }
 
 
-def message(model: str = "echo", shape: Sequence[int] = (1, 16)) -> bytes:
-    request = pb.ModelInferRequest(model_name=model)
-    request.inputs.add(name="x", datatype="FP32", shape=shape)
-    request.raw_input_contents.append(bytes(64))
-    encoded: bytes = request.SerializeToString()
-    return encoded
+class _CountingServer(ConfiguredGpuServe):
+    """This server, whose front counts calls into the file ``calls``."""
 
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        (folder / "sitecustomize.py").write_text(_COUNTER)
+        models = [echo_entry("model.py:echo", name) for name in (ECHO, "other")]
+        models.append({**echo_entry("model.py:echo_one", ECHO_UNBATCHED), "max_batch_size": 0})
+        if trace := settings.get("trace"):
+            settings = {**settings, "trace": {**trace, "file": str(folder / "trace.json")}}
+        super().__init__(folder, models, settings)
+        self._folder = folder
+        self.calls = folder / "calls.json"
 
-@contextmanager
-def serving(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """The gRPC address of a server, and the process of its front."""
-    (folder / "sitecustomize.py").write_text(_COUNTER)
-    (folder / "model.py").write_text(_ECHO)
-    tensor = {"dtype": "float32", "shape": [-1]}
-    model = {"callable": "model.py:echo", "inputs": [{"name": "x", **tensor}], "max_batch_size": 64}
-    models = [{"name": one, **model, "outputs": [{"name": "y", **tensor}]} for one in ("echo", "other")]
-    models.append({**models[0], "name": "unbatched", "callable": "model.py:echo_one", "max_batch_size": 0})
-    ports = {"host": "127.0.0.1", "http_port": None, "grpc_port": 0, "metrics_port": None}
-    with (folder / "config.yaml").open("w") as file:
-        yaml.safe_dump({"server": {**ports, **settings}, "models": models}, file)
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "CALLS_FILE": str(folder / "calls.json")}
-    command = [sys.executable, "-m", "gpuserve", "serve", "config.yaml", "--log-format", "json"]
-    log = (folder / "log").open("w+")
-    server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
-    try:
-        yield _address(folder / "log", server), _front_of(server.pid)
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait()
-        log.close()
+    def environment(self) -> dict[str, str]:
+        path = os.pathsep.join([str(self._folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return {**super().environment(), "PYTHONPATH": path, "CALLS_FILE": str(self.calls)}
 
 
 Ask = Callable[[], object]
@@ -132,7 +106,7 @@ def asking_grpc(headers: tuple[tuple[str, str], ...], traced: str, address: str,
         setting = pb.TraceSettingRequest(model_name=traced)
         setting.settings["trace_level"].value.append("TIMESTAMPS")
         channel.unary_unary(SETTING)(setting.SerializeToString())
-    infer, body = channel.unary_unary(INFER), message()
+    infer, body = channel.unary_unary(INFER), SMALL.grpc_message()
     return lambda: infer(body, metadata=headers)
 
 
@@ -141,8 +115,8 @@ def asking_in_stream(address: str, stack: ExitStack) -> Ask:
     channel = stack.enter_context(grpc.insecure_channel(address, [("grpc.http2.bdp_probe", 0)]))
     sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     stack.callback(sent.put, None)
-    answers = channel.stream_stream(STREAM)(iter(sent.get, None))
-    body = message()
+    answers = channel.stream_stream(STREAM_INFER)(iter(sent.get, None))
+    body = SMALL.grpc_message()
 
     def ask() -> object:
         sent.put(body)
@@ -154,7 +128,7 @@ def asking_in_stream(address: str, stack: ExitStack) -> Ask:
 def asking_unbatched(address: str, stack: ExitStack) -> Ask:
     """``AT_ONCE`` calls of ModelInfer for a model without batching: each last one asks, and waits for all."""
     channel = stack.enter_context(grpc.insecure_channel(address, [("grpc.http2.bdp_probe", 0)]))
-    infer, body = channel.unary_unary(INFER), message("unbatched", [16])
+    infer, body = channel.unary_unary(INFER), unbatched(64).grpc_message()
     asked: list[Any] = []
 
     def ask() -> object:
@@ -172,12 +146,10 @@ def asking_http(address: str, stack: ExitStack) -> Ask:
     """One POST at a time with a binary tensor, which either port takes."""
     connection = http.client.HTTPConnection(address)
     stack.callback(connection.close)
-    entry = {"name": "x", "datatype": "FP32", "shape": [1, 16], "parameters": {"binary_data_size": 64}}
-    head = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
-    headers = {"Inference-Header-Content-Length": str(len(head))}
+    request = SMALL.http_request(Api.HTTP_BINARY)
 
     def ask() -> bytes:
-        connection.request("POST", "/v2/models/echo/infer", head + bytes(64), headers)
+        connection.request("POST", *request)
         answer = connection.getresponse()
         assert answer.status == http.client.OK
         return answer.read()
@@ -187,12 +159,12 @@ def asking_http(address: str, stack: ExitStack) -> Ask:
 
 def counted(settings: dict[str, Any], asking: Callable[[str, ExitStack], Ask]) -> Counter[str]:
     """How often each function of the front is called, over all requests."""
-    with (
-        tempfile.TemporaryDirectory() as name,
-        serving(Path(name), settings) as (address, front),
-        ExitStack() as stack,
-    ):
-        ask = asking(address, stack)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        server = _CountingServer(Path(name), settings)
+        server.prepare()
+        one = stack.enter_context(running(server, Path(name), (ECHO, "other", ECHO_UNBATCHED)))
+        (front,) = (each.pid for each in tree(one.pid) if server.role(each.command) == "front")
+        ask = asking(f"127.0.0.1:{one.ports.grpc}", stack)
         for _ in range(WARM_UP):
             ask()
         os.kill(front, signal.SIGUSR1)
@@ -200,33 +172,16 @@ def counted(settings: dict[str, Any], asking: Callable[[str, ExitStack], Ask]) -
         for _ in range(REQUESTS):
             ask()
         os.kill(front, signal.SIGUSR1)
-        return Counter(_read_once(Path(name) / "calls.json"))
+        return Counter(_read_once(server.calls))
 
 
 def _read_once(path: Path) -> dict[str, int]:
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while not path.exists():
         assert time.monotonic() < deadline, "the front does not say what it has counted"
         time.sleep(0.01)
     found: dict[str, int] = json.loads(path.read_text())
     return found
-
-
-def _address(log: Path, server: subprocess.Popen[bytes]) -> str:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while "ready: " not in (text := log.read_text()):
-        assert server.poll() is None, text
-        assert time.monotonic() < deadline, text
-        time.sleep(0.05)
-    return text.partition("gRPC ")[2].split('"')[0].split(",")[0]
-
-
-def _front_of(supervisor: int) -> int:
-    """The child of the supervisor that runs the module of the front."""
-    for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
-        if b"gpuserve.front.process" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-            return int(pid)
-    raise RuntimeError("the server has no front")
 
 
 def main() -> None:

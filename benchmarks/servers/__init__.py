@@ -102,18 +102,26 @@ class GpuServe(Server):
         return {"PYTHONDONTWRITEBYTECODE": ""}
 
 
-class ConfiguredGpuServe(GpuServe):
-    """This server with models of its own, by a configuration that is written to the folder."""
+def echo_entry(callable_: str, name: str = ECHO) -> dict[str, Any]:
+    """Return the entry of a configuration for an FP32 echo of the folder of models: ``file.py:name``."""
+    x, y = ({"name": tensor, "dtype": "float32", "shape": [-1]} for tensor in "xy")
+    tensors = {"inputs": [x], "outputs": [y], "max_batch_size": 64}
+    return {"name": name, "callable": f"{MODELS_FOLDER}/{callable_}", **tensors}
 
-    def __init__(self, cache: PeerCache, folder: Path, models: Sequence[Mapping[str, Any]]) -> None:
-        super().__init__(cache)
-        self._config = folder / "config.yaml"
-        self._entries = models
+
+class ConfiguredGpuServe(GpuServe):
+    """This server with models, and settings, of its own, by a configuration that is written to the folder."""
+
+    def __init__(
+        self, folder: Path, models: Sequence[Mapping[str, Any]], settings: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(PeerCache(folder))
+        self.config = folder / "config.yaml"
+        self._document = {"server": {"host": "127.0.0.1", **(settings or {})}, "models": models}
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        document = {"server": {"host": "127.0.0.1"}, "models": self._entries}
-        self._config.write_text(json.dumps(document, indent=1))
-        return self._serve(self._config, ports)
+        self.config.write_text(json.dumps(self._document, indent=1))
+        return self._serve(self.config, ports)
 
 
 _MIB = 1 << 20
@@ -165,17 +173,22 @@ class PlainTriton(Server):
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
         triton = self.cache.triton
+        loaded = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)]
+        served = self._serve(
+            triton / "bin/tritonserver", MODELS_FOLDER / "triton", triton / "backends", ports
+        )
+        return [*served, *loaded, *self._option_flags()]
+
+    def _serve(self, program: Path, repository: Path, backends: Path, ports: Ports) -> list[str]:
+        """Return the command line that serves a repository on these ports."""
         return [
-            str(triton / "bin/tritonserver"),
-            f"--model-repository={MODELS_FOLDER / 'triton'}",
-            "--model-control-mode=explicit",
-            *(f"--load-model={name}" for name in models),
-            f"--backend-directory={triton / 'backends'}",
+            str(program),
+            f"--model-repository={repository}",
+            f"--backend-directory={backends}",
             "--backend-config=python,shm-default-byte-size=67108864",
             *("--http-address=127.0.0.1", f"--http-port={ports.http}"),
             *("--grpc-address=127.0.0.1", f"--grpc-port={ports.grpc}"),
             f"--metrics-port={ports.metrics}",
-            *self._option_flags(),
         ]
 
     def _option_flags(self) -> list[str]:

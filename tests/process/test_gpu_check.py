@@ -147,7 +147,7 @@ def test_facts_and_copies_on_the_stand_in(tmp_path: Path) -> None:
         "1 MiB to the host",
     ]
     assert (
-        "| **bad_handle ffffffff**: Stand-in: The code for 64 bytes "
+        "| **handles**: Stand-in: What handles of another process open, "
         in (tmp_path / "gpu_report.md").read_text()
     )
 

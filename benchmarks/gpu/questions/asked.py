@@ -1,6 +1,6 @@
 """``python -m benchmarks.gpu.questions.asked NAME [ARGUMENT]`` asks one question and prints the answer as a
-line of JSON. Each in a process of its own, because some of them hurt: a handle that is none, memory that is
-gone. The card's settings stay as they are, and nothing is judged here.
+line of JSON. Each in a process of its own, because some of them hurt: memory that is gone. The card's
+settings stay as they are, and nothing is judged here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from benchmarks.gpu.questions.asking import Answer
 QUESTIONS: Final[tuple[Callable[..., Answer], ...]] = (
     asking.imports, asking.context, asking.kernels, asking.nvml, asking.host_memory,
     memory.page_locks, memory.locking, memory.calls, memory.allocations, memory.bandwidth,
-    threads.waits, threads.full_queue, threads.lock, memory.own_handle, memory.handles,
-    memory.bad_handle, threads.captures, threads.torch_facts, threads.torch_loop,
+    threads.waits, threads.full_queue, threads.lock, memory.handles,
+    threads.captures, threads.torch_facts, threads.torch_loop,
 )  # fmt: skip
 #: About processes that share the GPU, and the host's memory.
 SHARING: Final[tuple[Callable[..., Answer], ...]] = (

@@ -289,29 +289,6 @@ def _first_byte(at: int) -> int:
     return int(target[0])
 
 
-def own_handle() -> Answer:
-    """The codes for a process's own handle, and for handles of memory and events of other kinds."""
-    runtime, cupy = runtime_of_device(), importlib.import_module("cupy")
-    at = runtime.malloc(MIB)
-    event = cupy.cuda.Event(disable_timing=True)
-    return {
-        "its own": status_of(runtime.ipcOpenMemHandle, runtime.ipcGetMemHandle(at)),
-        "inside is the same": runtime.ipcGetMemHandle(at + 4096) == runtime.ipcGetMemHandle(at),
-        "of mallocAsync": status_of(lambda: runtime.ipcGetMemHandle(runtime.mallocAsync(MIB, 0))),
-        "of cupy's pool": status_of(lambda: runtime.ipcGetMemHandle(cupy.zeros(MIB, "u1").data.ptr)),
-        "of an event not for it": status_of(lambda: runtime.ipcGetEventHandle(event.ptr)),
-    }
-
-
-def bad_handle(text: str) -> Answer:
-    """The code for 64 bytes that are no handle, by cupy and by the driver; whether the device works then."""
-    runtime = runtime_of_device()
-    code = status_of(runtime.ipcOpenMemHandle, bytes.fromhex(text))
-    driver_code, _ = open_by_driver(bytes.fromhex(text))
-    then = status_of(runtime.deviceSynchronize)
-    return {"status": code, "the driver's": driver_code, "device then": then}
-
-
 class _Handle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_ubyte * 64),)
 

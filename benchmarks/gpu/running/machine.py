@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.gpu import ROOT
+from benchmarks.processes import cpu_name
 
 _TIMEOUT_S: Final = 60.0
 _MIB: Final = 1 << 20
@@ -56,8 +57,6 @@ def describe(environment: Mapping[str, str]) -> dict[str, str]:
 
 def found() -> dict[str, str]:
     machine = {**_gpus(), **_libraries()}
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available_nbytes = int(fields["MemAvailable"].split()[0]) << 10
@@ -66,7 +65,7 @@ def found() -> dict[str, str]:
     nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
     return {
         **machine,
-        "CPU": f"{(models or [platform.machine()])[0]}, {cpus}, {nodes} NUMA node{'s' * (nodes > 1)}",
+        "CPU": f"{cpu_name()}, {cpus}, {nodes} NUMA node{'s' * (nodes > 1)}",
         "memory": f"{_size(memory_nbytes)}, {_size(available_nbytes)} of it available",
         "huge pages": _first_line(_HUGE_PAGES / "enabled"),
         "huge pages of shared memory": _first_line(_HUGE_PAGES / "shmem_enabled"),

@@ -18,8 +18,6 @@ _LONG: Final = {"small_instances": 60.0, "compiled": 60.0}
 #: Of the section's time, for what comes after the last question; less than the second is no time to ask one.
 _END_S: Final = 3.0
 _LEAST_S: Final = 2.0
-#: 64 bytes that are no handle.
-_BAD: Final = ("00" * 64, "ff" * 64, "55" * 64, bytes(range(64)).hex())
 #: NVML's codes that only say that this GPU does not tell: ``gpuserve/devices/nvml.py``.
 _UNTOLD: Final = frozenset({0, 2, 3, 4, 6, 13, 21, 25, 26})
 #: The stand-in has neither speed nor torch on a GPU.
@@ -77,7 +75,6 @@ def _arguments(name: str, site: Site) -> list[tuple[str, ...]]:
         return []
     device = "cpu" if site.stand_in else "cuda"
     return {
-        "bad_handle": [(text,) for text in _BAD],
         "bad_host_pointer": [("from",), ("to",)],
         "strided": [(device,)],
         "graphs": [(device,)],
@@ -154,11 +151,6 @@ def _of_full_queue(answer: dict[str, Any]) -> Iterator[str]:
     slow = {name: took_ms for name, took_ms in answer.items() if took_ms > 1}
     if slow:
         yield f"Behind a full queue calls take up to so many ms, in which cupy lets no thread run: {slow}"
-
-
-def _of_bad_handle(answer: dict[str, Any]) -> Iterator[str]:
-    if answer["device then"]:
-        yield f"The device cannot be used after a handle that is none: CUDA error {answer['device then']}"
 
 
 def _of_captures(answer: dict[str, Any]) -> Iterator[str]:
@@ -256,7 +248,6 @@ _NOTES: Final[dict[str, Callable[[dict[str, Any]], Iterator[str]]]] = {
     "lock": _of_lock,
     "waits": _of_waits,
     "full_queue": _of_full_queue,
-    "bad_handle": _of_bad_handle,
     "captures": _of_captures,
     "torch_facts": _of_torch_facts,
     "torch_loop": _of_torch_loop,

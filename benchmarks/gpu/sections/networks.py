@@ -341,15 +341,8 @@ class GpuTriton(PlainTriton):
         (folder / "config.pbtxt").write_text(config)
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        return [
-            str(self._installed / "bin/tritonserver"),
-            f"--model-repository={self._folder / 'models'}",
-            f"--backend-directory={self._folder / 'backends'}",
-            "--backend-config=python,shm-default-byte-size=67108864",
-            *("--http-address=127.0.0.1", f"--http-port={ports.http}"),
-            *("--grpc-address=127.0.0.1", f"--grpc-port={ports.grpc}"),
-            f"--metrics-port={ports.metrics}",
-        ]
+        program, folder = self._installed / "bin/tritonserver", self._folder
+        return self._serve(program, folder / "models", folder / "backends", ports)
 
     def environment(self) -> dict[str, str]:
         """The stub has no packages but those that it is told of."""

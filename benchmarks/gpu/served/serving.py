@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from benchmarks.gpu import MODELS
 from benchmarks.gpu.running.section import Site
-from benchmarks.peers import PeerCache
 from benchmarks.servers import ConfiguredGpuServe
 from benchmarks.servers.server import RunningServer, running
 
@@ -59,7 +58,7 @@ def tensor(name: str, dtype: str, *shape: int) -> dict[str, Any]:
 
 class _Server(ConfiguredGpuServe):
     def __init__(self, models: Sequence[Model], folder: Path, environment: Mapping[str, str]) -> None:
-        super().__init__(PeerCache(folder), folder, [one.entry() for one in models])
+        super().__init__(folder, [one.entry() for one in models])
         self._environment = environment
 
     def environment(self) -> dict[str, str]:
