@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ INSIDE = [
     "REQUEST_END",
 ]
 CLEARED = dict.fromkeys(("trace_level", "trace_rate", "trace_count", "log_frequency"))
+CHAT = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
 ALL = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}
 
 
@@ -52,9 +54,12 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     entries = [
         model(name, "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 8) for name in ("a", "b")
     ]
+    counts = {"name": "counts", "callable": f"{STREAMS}:count", "decoupled": True, "max_batch_size": 1}
+    counts |= {"inputs": [tensor("x", "INT32", 1)], "outputs": [tensor("y", "INT32", 1)]}
+    chat = {"name": "chat", "callable": f"{MODELS.with_name('openai_models.py')}:Talker", "openai": True}
     config = write_config(
         folder,
-        entries,
+        [*entries, counts, chat],
         host="127.0.0.1",
         trace={"file": str(folder / "trace.json")},
     )
@@ -229,6 +234,29 @@ def test_every_request_of_a_stream_is_a_trace(traced: Traced) -> None:
     received, sent = NETWORK["grpc"]
     assert {tuple(moments(trace)) for trace in traces} == {tuple(received + INSIDE + sent)}
     assert len(answers) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("v2/models/a/generate", {"x": [1.0]}),
+        ("v2/models/a/generate_stream", {"x": [1.0]}),
+        ("v2/models/counts/generate_stream", {"x": [2]}),
+        ("v1/chat/completions", CHAT),
+        ("v1/chat/completions", {**CHAT, "stream": True}),
+    ],
+)
+def test_a_request_of_other_endpoints_is_a_trace(traced: Traced, path: str, body: dict[str, Any]) -> None:
+    written = next_traces(traced, 1)
+    with client(traced.addresses, "http") as asked:
+        asked.update_trace_settings(settings=ALL)
+        url = f"http://{traced.addresses.http}/{path}"
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode())) as answer:
+            assert answer.read()
+        asked.update_trace_settings(settings=CLEARED)
+    (trace,) = written()
+    received, sent = NETWORK["http"]
+    assert moments(trace) == received + INSIDE + sent
 
 
 def test_a_failed_request_is_a_trace_as_well(traced: Traced) -> None:

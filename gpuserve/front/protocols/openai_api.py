@@ -142,8 +142,9 @@ async def _send_stream(client: AsyncRequest, request: OpenAIInferRequest, pendin
             raise failure
         finally:
             del failure  # its traceback refers to this frame
-    inference.start_events(exchange)
-    exchange.send(_DONE if failure is None else sse_event(openai_error_body(failure)), end=True)
+    with inference.timing_send(request):
+        inference.start_events(exchange)
+        exchange.send(_DONE if failure is None else sse_event(openai_error_body(failure)), end=True)
 
 
 #: The length prefix of an element of a BYTES tensor.

@@ -17,6 +17,7 @@ from gpuserve.front.models.model_driver import Driver
 from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.net.async_requests import AsyncRequest
 from gpuserve.front.net.exchange import Exchange, wake
+from gpuserve.front.observability.tracing.request_trace import Reception
 from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding
 from gpuserve.front.protocols.http.http_responses import IDENTITY
 from gpuserve.front.requests.inference import Data, InferRequest, InferResponse
@@ -257,8 +258,9 @@ def closing_trace(request: InferRequest) -> Iterator[None]:
 @contextmanager
 def timing_send(request: InferRequest) -> Iterator[None]:
     """Trace when the block sends something."""
-    if request.reception is not None:
-        request.reception.timing_send()
+    reception: Reception | None = request.reception
+    if reception is not None:
+        reception.sending()
     yield
-    if request.reception is not None:
-        request.reception.sent()
+    if reception is not None:
+        reception.sent()

@@ -60,18 +60,20 @@ class GenerateEndpoints:
         """Send each response as an event, and errors too, but raise those before the model ran."""
         exchange = client.exchange
         request = await self._read(route, client)
-        with closing_trace(request), closing(PendingResponses(self._service, request)) as responses:
-            executor = self._service.json_executor
-            failure = await inference.send_events(client, request, responses, response_json, executor)
-        if failure is not None and failure.untried:  # refused before the model ran
-            try:
-                raise failure
-            finally:
-                del failure  # its traceback refers to this frame
-        inference.start_events(exchange, 200 if failure is None else STATUS[failure.code][0])
-        if failure is not None:
-            exchange.send(inference.sse_event(error_body(str(failure))))
-        exchange.finish()
+        with closing_trace(request):
+            with closing(PendingResponses(self._service, request)) as responses:
+                executor = self._service.json_executor
+                failure = await inference.send_events(client, request, responses, response_json, executor)
+            if failure is not None and failure.untried:  # refused before the model ran
+                try:
+                    raise failure
+                finally:
+                    del failure  # its traceback refers to this frame
+            with inference.timing_send(request):
+                inference.start_events(exchange, 200 if failure is None else STATUS[failure.code][0])
+                if failure is not None:
+                    exchange.send(inference.sse_event(error_body(str(failure))))
+                exchange.finish()
 
     async def _read(self, route: Route, client: AsyncRequest) -> InferRequest:
         def parse(parts: list[bytes]) -> InferRequest:
