@@ -80,6 +80,7 @@ def kill(server: Watched, pids: list[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     server.wait_log("loaded in", loaded + len(pids))
+    server.wait_model_ready("a")
 
 
 def test_weights_are_once_on_the_gpu_for_all_instances_versions_and_restarts(
@@ -127,6 +128,7 @@ def test_a_loader_that_dies_half_way_leaves_nothing_and_the_next_instance_loads(
         stand_in.slow(copy_bytes_per_s=0)
         os.kill(loader, signal.SIGKILL)
         server.wait_log("loaded in", 4)
+        server.wait_model_ready("a")
         assert set(answers(server, "a").values()) == {2.0}
         assert loads(tmp_path) == 3
         wait_until(lambda: len(stand_in.shared_nbytes(GPU_0.uuid)) == 1, "all else is free")
@@ -168,6 +170,7 @@ def test_an_instance_that_writes_ends_and_the_others_keep_their_weights(
     with served(stand_in, tmp_path, monkeypatch, "a") as server:
         assert server.infer("a", -5.0).status == 500
         server.wait_log("loaded in", 4)  # the request runs once more after the first death
+        server.wait_model_ready("a")
         assert set(answers(server, "a").values()) == {1.0}
         assert loads(tmp_path) == 1
 

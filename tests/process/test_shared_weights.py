@@ -58,10 +58,12 @@ def shared(server: OperatedServer) -> list[dict[str, Any]]:
 
 def kill_workers(server: OperatedServer) -> None:
     """Kill the workers, and wait until others are ready."""
-    for pid in server.workers:
-        os.kill(pid, signal.SIGKILL)
+    workers = server.workers
     loaded = sum("loaded in" in line for line in server.log)
-    server.wait_log("loaded in", loaded + len(server.workers))
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    server.wait_log("loaded in", loaded + len(workers))
+    server.wait_model_ready("a")
 
 
 def test_weights_are_loaded_once_and_freed_with_their_last_instance(tmp_path: Path) -> None:
