@@ -86,6 +86,8 @@ def _run_with_early_front() -> int:
     """Run ``serve``, ``dev`` or ``tritonserver``; the front process starts while the config is being read."""
     import signal
 
+    # If the parent left SIGCHLD ignored, the kernel would discard the exit statuses of all children.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # A SIGHUP stays pending until the supervisor can reload. Front and workers inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     from gpuserve.supervisor.processes.child_process import EarlyFront

@@ -16,6 +16,14 @@ import pytest
 from exploring import variants
 from operated import LARGE, OperatedServer, Orders, config, model
 from processes import command_line, measured, wait_ended, wait_until
+from serving import FREE_PORTS, GPUSERVE
+
+#: Becomes the command in its arguments, with SIGCHLD ignored.
+IGNORING = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 @pytest.fixture
@@ -132,6 +140,21 @@ def test_a_child_hides_no_death_and_ends_with_its_worker(tmp_path: Path, orders:
         family = [*server.family(), orders.child()]
         assert server.end() == 0
         assert not wait_ended(family, 2.0)
+
+
+def test_deaths_are_seen_by_a_server_whose_parent_ignores_those_of_its_children(
+    tmp_path: Path, orders: Orders
+) -> None:
+    path = config(tmp_path, model("m", orders, "Parent"))
+    command = (sys.executable, "-c", IGNORING, GPUSERVE, "serve", str(path), *FREE_PORTS, "--log-format=json")
+    with OperatedServer(path, command=command) as server:
+        server.wait_ready()
+        assert server.infer("m", 1.0).output("y") == [2.0]
+        os.kill(server.workers[0], signal.SIGKILL)
+        server.wait_log("died (signal SIGKILL)")
+        assert not wait_ended([orders.child()], 2.0)
+        server.wait_model_ready("m")
+        assert server.end() == 0
 
 
 @pytest.mark.thorough
