@@ -36,6 +36,21 @@ def show_on_signal(fd: int) -> None:
     faulthandler.register(FORCED_STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
 
 
+def request_stacks(pid: int, pidfd: int, *, forced: bool = False) -> bool:
+    """Request the stacks of a process by a signal. Return False if the process does not handle both signals,
+    or not yet: either signal would end such a process.
+    """
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
+            fields = dict(line.split(":", 1) for line in status)
+        is_caught = bool(int(fields["SigCgt"], 16) >> (FORCED_STACKS_SIGNAL - 1) & 1)
+        if is_caught:
+            signal.pidfd_send_signal(pidfd, FORCED_STACKS_SIGNAL if forced else STACKS_SIGNAL)
+    except (OSError, ValueError, KeyError):
+        return False
+    return is_caught
+
+
 def block_forced_signal() -> None:
     """Block ``FORCED_STACKS_SIGNAL`` in the calling thread and in threads started from now on.
 

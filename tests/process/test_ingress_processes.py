@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import fcntl
 import http.client
 import os
 import re
@@ -30,6 +31,13 @@ from gpuserve.front.net.server import CLOSE_TIMEOUT_S
 CALL = "/inference.GRPCInferenceService/"
 CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 N_INGRESS = 2
+#: Has an ingress process wait for a lock before its own code runs.
+SLOW_START = """
+import fcntl, sys
+if "gpuserve.front.ingress" in " ".join(sys.orig_argv):
+    with open(__file__, "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+"""
 _LOST = re.compile(r"ingress process \d ended \(signal SIGKILL, with (\d+) connections\)")
 
 
@@ -156,6 +164,22 @@ def test_a_hung_process_is_replaced(tmp_path: Path, orders: Orders) -> None:
         os.kill(hanging, signal.SIGSTOP)
         wait_until(lambda: are_up(server, hanging), "it is replaced", timeout_s=HUNG_S + TIMEOUT_S)
         server.wait_log("no heartbeat for 30 s")
+        assert server.end() == 0
+
+
+@pytest.mark.thorough
+def test_a_process_that_does_not_handle_signals_yet_survives_the_request_for_its_stacks(
+    tmp_path: Path, orders: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python may take this long to start from a slow file system."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_START)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with operated(tmp_path, orders) as server:
+        with open(tmp_path / "sitecustomize.py", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            server.wait_log("has sent no heartbeat for", times=N_INGRESS)
+        server.wait_ready()
+        assert sum(ingress_metric(server, "restarts_total")) == 0
         assert server.end() == 0
 
 

@@ -30,7 +30,7 @@ from gpuserve.front.ingress.proxied_requests import IngressSession
 from gpuserve.front.net.admission import Admission
 from gpuserve.front.net.server import IngressCounts
 from gpuserve.supervisor.control.heartbeat import LoopWatchdog, cpu_times, describe_process_state
-from gpuserve_worker.protocol.stack_signals import FORCED_STACKS_SIGNAL, STACKS_SIGNAL
+from gpuserve_worker.protocol.stack_signals import request_stacks
 
 logger = logging.getLogger(__name__)
 
@@ -331,8 +331,7 @@ class IngressHandle(NamedTuple):
 
     def show_stacks(self, *, forced: bool = False) -> None:
         """Make the process log the stacks of its threads; if ``forced``, at the risk of a crash."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, FORCED_STACKS_SIGNAL if forced else STACKS_SIGNAL)
+        request_stacks(self.pid, self.pidfd, forced=forced)
 
     def close(self) -> None:
         os.close(self.pidfd)

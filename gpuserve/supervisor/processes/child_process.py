@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gpuserve.core.errors import StartupError
 from gpuserve.supervisor.control.reactor import channel_pair
-from gpuserve_worker.protocol.stack_signals import FORCED_STACKS_SIGNAL, STACKS_SIGNAL
+from gpuserve_worker.protocol.stack_signals import request_stacks
 
 
 class Child(Protocol):
@@ -88,15 +88,7 @@ class ChildProcess:
         return self._process.returncode
 
     def ask_stacks(self, *, forced: bool = False) -> bool:
-        try:
-            with open(f"/proc/{self.pid}/status", encoding="utf-8", errors="replace") as status:
-                fields = dict(line.split(":", 1) for line in status)
-            caught = int(fields["SigCgt"], 16) >> (FORCED_STACKS_SIGNAL - 1) & 1
-        except (OSError, ValueError, KeyError):
-            return False
-        if caught:  # either signal would kill a process that does not handle both
-            self.kill(FORCED_STACKS_SIGNAL if forced else STACKS_SIGNAL)
-        return bool(caught)
+        return request_stacks(self.pid, self.pidfd, forced=forced)
 
     def exit_reason(self) -> str:
         """Reap the dead process and its process group. Return "exit status 1" or "signal SIGKILL"."""
@@ -110,9 +102,9 @@ class ChildProcess:
             return f"signal {signal.Signals(-status).name}"
         return f"signal {-status}"
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
+    def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, number)
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
         for fd in (self.pidfd, self.output, self.stacks):
