@@ -1,13 +1,19 @@
-"""The models of the benchmarks as this server runs them."""
+"""The models of the benchmarks as this server and PyTriton run them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuserve import Request
-from gpuserve.decorators import batch
+try:
+    from gpuserve.decorators import batch
+except ImportError:  # in PyTriton's environment
+    from pytriton.decorators import batch
+
+if TYPE_CHECKING:
+    from gpuserve import Request
 
 
 @batch

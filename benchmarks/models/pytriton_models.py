@@ -6,37 +6,11 @@ Started by ``servers.PyTriton`` with three ports and the names of the models as 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import numpy as np
-from pytriton.decorators import batch
+from model import echo, echo_one, eight_inputs, tokens
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
-from pytriton.proxy.types import Request
 from pytriton.triton import Triton, TritonConfig
-
-
-@batch
-def echo(x: np.ndarray) -> dict[str, np.ndarray]:
-    """x: [rows, n] FP32 or BYTES, returned as y."""
-    return {"y": x}
-
-
-def echo_one(requests: list[Request]) -> list[dict[str, np.ndarray]]:
-    """x: [n] FP32 of each request, returned as y."""
-    return [{"y": one["x"]} for one in requests]
-
-
-@batch
-def eight_inputs(**inputs: np.ndarray) -> dict[str, np.ndarray]:
-    """a to h: [rows, n] FP32; a is returned as y."""
-    return {"y": inputs["a"]}
-
-
-@batch
-def tokens(count: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
-    """count: [rows, 1] INT32. Yields so many responses; each token: [rows, 1] INT32 is its number."""
-    for number in range(count.max()):
-        yield {"token": np.full_like(count, number)}
 
 
 def tensors(

@@ -7,8 +7,8 @@ from __future__ import annotations
 import base64
 import importlib
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
@@ -113,13 +113,8 @@ def _replayed(
         return first() == value + _KERNELS - 1
 
     def elsewhere() -> None:
-        def run() -> None:
-            runtime_of_device()
-            replay()
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1, initializer=runtime_of_device) as pool:
+            pool.submit(replay).result()
 
     return {
         "one by one": _first_and_next(work, wait),
@@ -206,16 +201,13 @@ def compiled(device: str, backend: str) -> Answer:
 
 def _in_another_thread(torch: Any, call: Callable[[], Any], wanted: Any) -> Any:
     """As in a server that warms a model up in one thread and calls it in another."""
-    seen: list[Any] = []
 
-    def run() -> None:
+    def run() -> bool:
+        with torch.inference_mode():
+            return bool(torch.allclose(call(), wanted, atol=1e-4))
+
+    with ThreadPoolExecutor(1) as pool:
         try:
-            with torch.inference_mode():
-                seen.append(bool(torch.allclose(call(), wanted, atol=1e-4)))
+            return pool.submit(run).result()
         except Exception as error:
-            seen.append(f"{type(error).__name__}: {error}"[:300])
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return seen[0]
+            return f"{type(error).__name__}: {error}"[:300]

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
@@ -42,9 +43,8 @@ def captures() -> Answer:
     for name in ("relaxed", "plain"):
         seen: Answer = {}
         runtime.streamBeginCapture(stream, 0)
-        thread = threading.Thread(target=_while_captured, args=(runtime, event, name == "relaxed", seen))
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(_while_captured, runtime, event, name == "relaxed", seen).result()
         seen["capture ends with"] = status_of(runtime.streamEndCapture, stream)
         found[name] = seen
     return found
