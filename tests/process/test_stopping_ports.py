@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import signal
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
 from operated import TIMEOUT_S, OperatedServer, Orders, config, model
+from tls import make_certificate
 
 N_VALUES = 4 << 20
 SMALL_BUFFER_NBYTES = 4096
@@ -72,16 +75,34 @@ def test_a_port_refuses_as_soon_as_nobody_would_answer(tmp_path: Path, role: str
         assert server.process.wait(TIMEOUT_S) == 0
 
 
-def test_a_client_that_has_connected_and_not_sent_yet_is_answered(tmp_path: Path) -> None:
-    with OperatedServer(config(tmp_path, model("m", Orders(tmp_path / "orders")))) as server:
+def is_served(port: int) -> bool:
+    """Whether somebody listens, as far as the kernel says."""
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("ingress_processes", [1, 2])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_client_that_has_connected_and_not_sent_yet_is_answered(
+    tmp_path: Path, scheme: str, ingress_processes: int
+) -> None:
+    both = str(make_certificate(tmp_path))
+    tls = {"tls_certfile": both, "tls_keyfile": both} if scheme == "https" else {}
+    settings = {"host": "127.0.0.1", "ingress_processes": ingress_processes, **tls}
+    with OperatedServer(config(tmp_path, model("m", Orders(tmp_path / "orders")), **settings)) as server:
         server.wait_ready()
         port = int(server.addresses["HTTP"].rpartition(":")[2])
-        client = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
-        client.connect()
-        server.process.send_signal(signal.SIGTERM)
-        while comes_by(port) is not None:
-            pass
-        client.request("GET", "/v2/health/live")
-        assert client.getresponse().status == 200
-        client.close()
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as plain:
+            server.process.send_signal(signal.SIGTERM)
+            while is_served(port):
+                pass
+            client = http.client.HTTPConnection("localhost")
+            client.sock = plain
+            if tls:
+                context = ssl.create_default_context(cafile=both)
+                client.sock = context.wrap_socket(plain, server_hostname="localhost")
+            client.request("GET", "/v2/health/live")
+            assert client.getresponse().status == 200
+            client.close()
         assert server.process.wait(TIMEOUT_S) == 0

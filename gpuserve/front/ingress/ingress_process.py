@@ -308,7 +308,7 @@ class ConnectionReceiver:
             self._handshakes.context = tls_context(self._tls)
 
     def close(self) -> None:
-        """Stop waiting for handshakes."""
+        """Stop waiting for handshakes, except those of new connections."""
         if self._handshakes is not None:
             self._handshakes.close()
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import math
+import sys
+import termios
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -150,7 +153,7 @@ _MANY_WRITES: Final = 1024
 #: The time limit for a connection without any input.
 FIRST_BYTES_TIMEOUT_S: Final = 30.0
 #: Seconds in which the first bytes of a new connection are waited for while the server stops.
-_FRESH_S: Final = 0.5
+FRESH_S: Final = 0.5
 #: The time limit for requests in flight when a connection has reached its maximum age.
 AGE_GRACE_S: Final = 3600.0
 
@@ -216,6 +219,8 @@ class Connection(asyncio.BufferedProtocol):
         self._shutting_down = False
         #: Whether nothing more is written: the write side is closed, or the client is gone.
         self._write_closed = False
+        #: Whether the client's kernel had all output of a closed TLS connection at the last look.
+        self._is_delivered = False
         self._lost = False
         #: Output of this iteration of the loop.
         self._out: list[bytes] = []
@@ -434,12 +439,27 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write_eof()
 
     def close(self) -> None:
+        """Close the connection once all is sent. Later calls do not wait for the close_notify of a TLS client
+        that has all output: an idle client does not read ours.
+        """
         self.flush()
         self._write_closed = True
         if self._unencrypted:  # the transport is closed after the last part
             self.pause_reading()
-        else:
+        elif not self._transport.is_closing():
             self._transport.close()
+        elif self.endpoints.tls:
+            # Twice, because the transport may have had more until the event loop turned.
+            was_delivered, self._is_delivered = self._is_delivered, not self._n_unacknowledged()
+            if was_delivered and self._is_delivered:
+                self.abort()
+
+    def _n_unacknowledged(self) -> int:
+        """Return the number of sent bytes that the client's kernel has not acknowledged."""
+        with contextlib.suppress(OSError):  # the client has gone in this iteration
+            fd = self._transport.get_extra_info("socket").fileno()
+            return int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        return 0
 
     # ---- for the server -----------------------------------------------------------------------
 
@@ -465,7 +485,7 @@ class Connection(asyncio.BufferedProtocol):
         again, self._shutting_down = self._shutting_down, True
         if self._protocol is not None:
             self._protocol.shut_down()
-        elif again and self._loop.time() - self._opened_at > _FRESH_S:
+        elif again and self._loop.time() - self._opened_at > FRESH_S:
             self.close()
 
     def abort(self) -> None:

@@ -438,6 +438,6 @@ class Http2:
         self._table.on_empty = None
         self.connection.resume_reading()
         if self.connection.endpoints.tls:
-            self.connection.close()  # asyncio waits for the client's close_notify
+            self.connection.close()  # which waits for the client's close_notify
         else:
             self.connection.end_writing()

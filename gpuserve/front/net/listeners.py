@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from gpuserve.config.settings.tls import TlsFiles
 from gpuserve.front.net.admission import Admission, source_of
-from gpuserve.front.net.connection import Connection
+from gpuserve.front.net.connection import FRESH_S, Connection
 from gpuserve_worker.protocol.datagram import SpareDescriptor
 
 #: The kernel's default maximum (net.core.somaxconn).
@@ -234,7 +234,7 @@ class TlsListener:
         self._acceptor.open()
 
     def close(self, last_fd: int | None = None) -> None:
-        """Stop accepting, and close connections that have not begun a handshake. ``last_fd`` is closed."""
+        """Stop accepting, and wait ``FRESH_S`` for handshakes that have not begun. ``last_fd`` is closed."""
         self._acceptor.close(last_fd)
         self.handshakes.close()
 
@@ -264,22 +264,24 @@ class TlsHandshakes:
         self._n_begun: Counter[str | bytes] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_scheduled = False
+        self._is_closing = False
 
     @property
     def is_busy(self) -> bool:
-        """True if handshakes have begun or wait to begin."""
-        return bool(self._tasks or self._waiting)
+        """True if handshakes have begun, wait to begin, or may begin."""
+        return bool(self._tasks or self._waiting or self._silent)
 
     def close(self) -> None:
-        """Close the connections that have sent nothing."""
-        for pending in list(self._silent):
-            self._close_silent(pending)
+        """From now on close connections whose first bytes do not arrive within ``FRESH_S``."""
+        self._is_closing = True
 
     def check(self, now: float) -> None:
         """Close connections that have not begun a handshake in time; begun ones have their own timeout."""
-        for pending in [one for one in self._silent if now > one.until_s]:
+        less_s = HANDSHAKE_S - FRESH_S if self._is_closing else 0.0
+        for pending in [one for one in self._silent if now > one.until_s - less_s]:
             self._close_silent(pending)
-            self._count_late(pending)
+            if now > pending.until_s:
+                self._count_late(pending)
         for source, queue in list(self._waiting.items()):
             while queue and now > queue[0].until_s:
                 self._count_late(queue[0])
