@@ -68,9 +68,16 @@ def test_the_oldest_that_there_is_a_schema_of_lacks_two_keys_only(different: lis
     folders = (Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema").iterdir()
     versions = {tuple(map(int, found.groups())) for one in folders if (found := _VERSION.match(one.name))}
     oldest = "{}.{}".format(*min(versions))
-    for one in different:
-        if _is_of_kubernetes(one) and not _uses_claims(one):
-            kubernetes_validate.validate(_without(one, _NEWER_KEYS), oldest, strict=True)
+
+    def validate(missing: frozenset[str]) -> None:
+        for one in different:
+            if _is_of_kubernetes(one) and not _uses_claims(one):
+                kubernetes_validate.validate(_without(one, missing), oldest, strict=True)
+
+    validate(_NEWER_KEYS)
+    for key in _NEWER_KEYS:
+        with pytest.raises(kubernetes_validate.ValidationError, match=key):
+            validate(_NEWER_KEYS - {key})
 
 
 def _without(tree: Any, keys: frozenset[str]) -> Any:

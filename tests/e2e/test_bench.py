@@ -16,7 +16,9 @@ import pytest
 from client_server import model, tensor
 from config_file import write_config
 from exploring import variants
-from serving import GPUSERVE, Addresses, serving
+from operated import InBackground
+from processes import wait_until
+from serving import GPUSERVE, Addresses, answered, serving
 from tls import Authority
 
 SHORT = ("--duration", "0.4", "--warmup", "0.1")
@@ -105,7 +107,15 @@ def test_streams(protocol: str, server: Addresses, tmp_path: Path) -> None:
 def test_system_shared_memory(protocol: str, name: str, server: Addresses, tmp_path: Path) -> None:
     url = f"{protocol}://{getattr(server, protocol)}"
     memory = ("--shared-memory", "system", "--concurrency", "4", "--batch-size", "2")
-    measured(tmp_path, name, "--url", url, "--shape", "x:100", *memory)
+
+    def regions() -> list[str]:
+        _, _, body = answered(server.http, "GET", "/v2/systemsharedmemory/status")
+        return [one["name"].rpartition("-")[2] for one in json.loads(body)]
+
+    run = InBackground(measured, tmp_path, name, "--url", url, "--shape", "x:100", *memory)
+    wait_until(lambda: sorted(regions()) == ["in", "out"], "regions for inputs and outputs")
+    run.result()
+    assert regions() == []
 
 
 @pytest.mark.thorough
