@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_le
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]:
     """echo_FP32, and ``patient``: its requests wait for a batch that never fills."""
-    entries = [one for one in models() if one["name"] == "echo_FP32"]
+    entries = [one for one in models() if one["name"] in {"echo_FP32", "echo_BYTES"}]
     waits = {"batching": {"max_queue_delay_us": 30_000_000, "preferred_batch_sizes": [64]}}
     entries += [model("patient", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 64, **waits)]
     entries += [model("complains", "complains", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 4)]
@@ -88,6 +89,37 @@ def test_many_large_ones_at_once(channel: Channel) -> None:
     calls = [channel.infer.future(body, timeout=TIMEOUT_S) for body, _ in sent]
     for call, (_, array) in zip(calls, sent, strict=True):
         assert call.result().raw_output_contents[0] == array.tobytes()
+
+
+@pytest.mark.parametrize("nbytes", [1_000, 20_000, 70_000, 200_000, 300_000])
+def test_messages_of_all_sizes_are_read_the_same(channel: Channel, nbytes: int) -> None:
+    body, array = large(nbytes)
+    for _ in range(2):  # the second one by what is known of the first
+        assert channel.infer(body, timeout=TIMEOUT_S).raw_output_contents[0] == array.tobytes()
+
+    typed = service_pb2.ModelInferRequest.FromString(body)
+    typed.ClearField("raw_input_contents")
+    typed.inputs[0].contents.fp32_contents.extend(array)
+    answer = channel.infer(typed.SerializeToString(), timeout=TIMEOUT_S)
+    assert answer.raw_output_contents[0] == array.tobytes()
+
+    short = struct.pack("<I", 4) + b"text"
+    strings = message("echo_BYTES", 1, nbytes // 8, raw=short * (nbytes // 8))
+    strings.inputs[0].datatype = "BYTES"
+    answer = channel.infer(strings.SerializeToString(), timeout=TIMEOUT_S)
+    assert answer.raw_output_contents[0] == strings.raw_input_contents[0]
+    assert "the request body is not a ModelInferRequest" in refusal(channel, body + b"\0")
+    strings.raw_input_contents[0] = strings.raw_input_contents[0][:-1] + b"!!"
+    assert "got 1 bytes after them" in refusal(channel, strings.SerializeToString())
+    assert "the request body is not a ModelInferRequest" in refusal(channel, body[:-4])
+
+
+def refusal(channel: Channel, body: bytes) -> str:
+    """The error text of a request that is INVALID_ARGUMENT."""
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.infer(body, timeout=TIMEOUT_S)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    return str(caught.value.details())
 
 
 def test_metadata_of_every_kind(channel: Channel) -> None:

@@ -23,14 +23,22 @@ from gpuserve.front.protocols.access.body_decoding import (
 from gpuserve.front.protocols.access.inference_call import InferenceCall, InferenceContext
 from gpuserve.front.protocols.grpc import grpc_protocol as protocol
 from gpuserve.front.protocols.grpc.grpc_protocol import COMPRESSED_NBYTES, OK, PREFIX, PREFIX_NBYTES, CallHead
-from gpuserve.front.protocols.grpc.infer_decoder import SHORT_NBYTES, parse_infer_request
+from gpuserve.front.protocols.grpc.infer_decoder import (
+    SHORT_NBYTES,
+    parse_infer_request,
+    request_by_template,
+)
 from gpuserve.front.protocols.grpc.infer_encoder import encode_infer_response
 from gpuserve.front.protocols.grpc.request_scanner import GrpcBodyScanner
 from gpuserve.front.requests.inference import InferRequest, InferResponse
+from gpuserve.front.requests.validation import has_long_strings
 from gpuserve_worker.memory.arena import Block
 
-#: Messages of at least this size are copied into the arena part by part.
+#: Messages of at least this size are scanned: they may be long to parse.
 INGEST_NBYTES: Final = 64 << 10
+#: Messages of at least this size are copied into the arena part by part. Smaller ones are collected, because
+#: to copy them once more takes less time than to scan each part.
+_COLLECTED_NBYTES: Final = 256 << 10
 #: A complete body up to this size is credited to the client together with its answer: thousands of such
 #: bodies do not fill the connection's window.
 _UNCREDITED_NBYTES: Final = 8 << 10
@@ -80,8 +88,8 @@ class InferCall(InferenceCall):
                 self._collect(data)
             if end:
                 if self._scanner is None:
-                    body, self._parts = bytes(self._parts or b""), None
-                    self._receive_whole(body)
+                    whole, self._parts = self._parts or b"", None
+                    self._receive_whole(whole)
                 else:
                     self._parse_scanned(self._scanner)
         except Exception as error:
@@ -101,7 +109,7 @@ class InferCall(InferenceCall):
             _, nbytes = protocol.read_prefix(parts, limit, encoding or protocol.IDENTITY)
             if len(parts) > PREFIX_NBYTES + nbytes:
                 raise protocol.oversized_body_error()
-            if nbytes >= INGEST_NBYTES and not encoding:
+            if nbytes >= _COLLECTED_NBYTES and not encoding:
                 self._scanner = GrpcBodyScanner(self._claim, limit, share)
                 self._scanner.feed(parts)
                 self._parts = None
@@ -133,11 +141,20 @@ class InferCall(InferenceCall):
             self._scanner = scanner  # the scanner owns the blocks, unless it has transferred them
             self.refuse(error)
 
-    def _receive_whole(self, body: bytes) -> None:
+    def _receive_whole(self, body: bytes | bytearray) -> None:
         limit, encoding = self._context.max_request_nbytes, self._call.encoding
         compressed, message = protocol.unary_part(body, limit, encoding)
         if not compressed:
-            self._submit(parse_infer_request(message))
+            message = bytes(message)
+            if len(message) < INGEST_NBYTES:
+                self._submit(parse_infer_request(message))
+            elif (request := request_by_template(message)) is not None and not has_long_strings(request):
+                self._submit(request)
+            else:
+                share = self._share = self._share or self._new_share()
+                self._scanner = GrpcBodyScanner(self._claim, limit, share, framed=False)
+                self._scanner.feed(message)
+                self._parse_scanned(self._scanner)
             return
         share = self._share = self._share or self._new_share()
         slices = Inflater(encoding, self._context.inflation).slices(message, end=True)
