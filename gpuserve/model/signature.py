@@ -138,7 +138,7 @@ def call_problem(
     is_method = is_class and not isinstance(inspect.getattr_static(target, "__call__"), staticmethod)
     if (form := argument_form_of(called)) is None:
         try:
-            inspect.signature(called).bind(*([None] * is_method), [])
+            inspect.signature(called, follow_wrapped=False).bind(*([None] * is_method), [])
         except TypeError as error:
             text = f"{name!r} is called with one argument, a list of requests, but the call fails: {error}"
             return f"{text}; @batch passes each input as an argument" if "missing" in str(error) else text

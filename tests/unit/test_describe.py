@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -232,6 +233,21 @@ def test_who_never_answers_is_given_up(
     assert answer.problem == "'hangs.py:hangs' did not return its declaration within 5 s"
     assert caplog.messages[0].startswith("importing hangs.py:hangs to learn the tensors of its model")
     assert 'hangs.py", line 1 in <module>' in capfd.readouterr().err, "the stack of the import"
+
+
+def test_a_decorator_from_elsewhere_may_change_the_call() -> None:
+    def one_by_one(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(requests: list[Any]) -> list[Any]:
+            return [{"y": function(one["x"], 2)} for one in requests]
+
+        return call
+
+    @one_by_one
+    def power(x: Any, exponent: int) -> Any:
+        return x**exponent
+
+    assert call_problem(power, "m.py:power", {}, ["x"]) is None
 
 
 def test_a_call_without_self_is_no_mistake() -> None:
