@@ -211,7 +211,7 @@ def test_tls(tmp_path: Path) -> None:
         (("--shared-memory", "disk"), "--shared-memory: expected one of none, system, cuda, given 'disk'"),
         (("--output", "x.pdf"), "--output: expected a file that ends in .md, .csv, .json, .html"),
         (("--baseline", "/absent.json"), "--baseline: /absent.json cannot be read"),
-        (("--duration", "0"), "--duration: expected seconds, given 0"),
+        (("--duration", "0"), "--duration: expected more than 0 seconds, given 0"),
         (("--timeout", "-1"), "'--timeout': expected a number of seconds or a time such as 500ms, 10s"),
         (("--tls-ca", "x"), "--tls-ca: goes with --url grpcs:// or https://"),
         (("--data", "absent.json"), "--data: absent.json cannot be read"),

@@ -122,9 +122,9 @@ class LoadPlan:
 
     def __post_init__(self) -> None:
         if not self.duration_s > 0:
-            raise BenchOptionError("--duration", f"expected seconds, given {self.duration_s:g}")
+            raise BenchOptionError("--duration", f"expected more than 0 seconds, given {self.duration_s:g}")
         if not self.warmup_s >= 0:
-            raise BenchOptionError("--warmup", f"expected seconds, given {self.warmup_s:g}")
+            raise BenchOptionError("--warmup", f"expected at least 0 seconds, given {self.warmup_s:g}")
 
     def connections_of(self, level: LoadLevel, protocol: str) -> int:
         """Return the number of connections of one process for its share of a level."""
