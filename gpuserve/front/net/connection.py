@@ -456,9 +456,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _n_unacknowledged(self) -> int:
         """Return the number of sent bytes that the client's kernel has not acknowledged."""
-        with contextlib.suppress(OSError):  # the client has gone in this iteration
-            fd = self._transport.get_extra_info("socket").fileno()
-            return int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        sock = self._transport.get_extra_info("socket")  # None: the client has gone in this iteration
+        with contextlib.suppress(OSError):
+            if sock is not None:
+                return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
         return 0
 
     # ---- for the server -----------------------------------------------------------------------
