@@ -110,8 +110,19 @@ def test_messages_of_all_sizes_are_read_the_same(channel: Channel, nbytes: int) 
     assert answer.raw_output_contents[0] == strings.raw_input_contents[0]
     assert "the request body is not a ModelInferRequest" in refusal(channel, body + b"\0")
     strings.raw_input_contents[0] = strings.raw_input_contents[0][:-1] + b"!!"
-    assert "got 1 bytes after them" in refusal(channel, strings.SerializeToString())
+    wrong = strings.SerializeToString()
+    assert "got 1 bytes after them" in refusal(channel, wrong)
     assert "the request body is not a ModelInferRequest" in refusal(channel, body[:-4])
+
+    method = INFER.replace("ModelInfer", "ModelStreamInfer")
+    parse = service_pb2.ModelStreamInferResponse.FromString
+    infer_in_stream = channel.channel.stream_stream(method, lambda raw: raw, parse)
+    sent = [body, typed.SerializeToString(), wrong, body[:-4]]
+    first, second, third, fourth = infer_in_stream(iter(sent), timeout=TIMEOUT_S)
+    for one in (first, second):
+        assert one.infer_response.raw_output_contents[0] == array.tobytes()
+    assert "got 1 bytes after them" in third.error_message
+    assert "the request body is not a ModelInferRequest" in fourth.error_message
 
 
 def refusal(channel: Channel, body: bytes) -> str:

@@ -36,7 +36,12 @@ from gpuserve.front.protocols.grpc import grpc_protocol as protocol
 from gpuserve.front.protocols.grpc import reflection, unary_rpcs
 from gpuserve.front.protocols.grpc.grpc_protocol import CallHead, Method, Refused, RefusedStream
 from gpuserve.front.protocols.grpc.infer_decoder import SHORT_NBYTES
-from gpuserve.front.protocols.grpc.model_infer import INGEST_NBYTES, InferCall
+from gpuserve.front.protocols.grpc.model_infer import (
+    COLLECTED_NBYTES,
+    INGEST_NBYTES,
+    InferCall,
+    read_by_template,
+)
 from gpuserve.front.protocols.grpc.model_stream_infer import CHUNK_NBYTES, InferStream
 from gpuserve.front.protocols.grpc.request_scanner import GrpcBodyScanner
 from gpuserve.front.requests.inference import InferRequest
@@ -292,11 +297,16 @@ class StreamingInference:
 
         Raises ClientGone, NoMemory, or RequestError if the message cannot be inflated, which ends the stream.
         """
-        if not encoding and len(message) < INGEST_NBYTES:
-            if len(message) > _UNCOUNTED_NBYTES:  # the message is copied while it is parsed
-                stream.hold(held_nbytes + len(message))
-            stream.receive(message)
-            return
+        nbytes = len(message)
+        if not encoding and nbytes < COLLECTED_NBYTES:
+            if nbytes > _UNCOUNTED_NBYTES:  # the message is copied while it is parsed
+                stream.hold(held_nbytes + nbytes)
+            if nbytes < INGEST_NBYTES:
+                stream.receive(message)
+                return
+            if (known := read_by_template(bytes(message))) is not None:
+                stream.receive(message, known, nbytes)
+                return
         stream.hold(held_nbytes)
         service = self._service
         share = Share(service.intake, request.exchange.endpoints.source)

@@ -38,7 +38,7 @@ from gpuserve_worker.memory.arena import Block
 INGEST_NBYTES: Final = 64 << 10
 #: Messages of at least this size are copied into the arena part by part. Smaller ones are collected, because
 #: to copy them once more takes less time than to scan each part.
-_COLLECTED_NBYTES: Final = 256 << 10
+COLLECTED_NBYTES: Final = 256 << 10
 #: A complete body up to this size is credited to the client together with its answer: thousands of such
 #: bodies do not fill the connection's window.
 _UNCREDITED_NBYTES: Final = 8 << 10
@@ -109,7 +109,7 @@ class InferCall(InferenceCall):
             _, nbytes = protocol.read_prefix(parts, limit, encoding or protocol.IDENTITY)
             if len(parts) > PREFIX_NBYTES + nbytes:
                 raise protocol.oversized_body_error()
-            if nbytes >= _COLLECTED_NBYTES and not encoding:
+            if nbytes >= COLLECTED_NBYTES and not encoding:
                 self._scanner = GrpcBodyScanner(self._claim, limit, share)
                 self._scanner.feed(parts)
                 self._parts = None
@@ -148,7 +148,7 @@ class InferCall(InferenceCall):
             message = bytes(message)
             if len(message) < INGEST_NBYTES:
                 self._submit(parse_infer_request(message))
-            elif (request := request_by_template(message)) is not None and not has_long_strings(request):
+            elif (request := read_by_template(message)) is not None:
                 self._submit(request)
             else:
                 share = self._share = self._share or self._new_share()
@@ -228,6 +228,12 @@ class InferCall(InferenceCall):
         if scanner is not None:
             for block in scanner.abort():
                 block.free()
+
+
+def read_by_template(message: bytes) -> InferRequest | None:
+    """Return the request of a message if it takes little time to read, whatever its size; else None."""
+    request = request_by_template(message)
+    return None if request is None or has_long_strings(request) else request
 
 
 def _compressed(coding: str, level: int, pieces: list[Piece]) -> tuple[AnswerHead, tuple[bytes]]:
