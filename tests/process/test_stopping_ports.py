@@ -8,10 +8,11 @@ import json
 import signal
 import socket
 import ssl
+import threading
 from pathlib import Path
 
 import pytest
-from operated import TIMEOUT_S, OperatedServer, Orders, config, model
+from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
 from tls import make_certificate
 
 N_VALUES = 4 << 20
@@ -106,3 +107,33 @@ def test_a_client_that_has_connected_and_not_sent_yet_is_answered(
             assert client.getresponse().status == 200
             client.close()
         assert server.process.wait(TIMEOUT_S) == 0
+
+
+@pytest.mark.thorough
+def test_tls_clients_that_leave_while_the_server_stops_are_no_defect(tmp_path: Path) -> None:
+    both = str(make_certificate(tmp_path))
+    context = ssl.create_default_context(cafile=both)
+    settings = {"host": "127.0.0.1", "ingress_processes": 2, "lame_duck_s": 0.2}
+    settings |= {"tls_certfile": both, "tls_keyfile": both}
+    with OperatedServer(config(tmp_path, model("m", Orders(tmp_path / "orders")), **settings)) as server:
+        server.wait_ready()
+        port = int(server.addresses["HTTP"].rpartition(":")[2])
+
+        def come_and_leave() -> None:
+            with contextlib.suppress(OSError):  # at the latest when nobody listens any more
+                while True:
+                    with (
+                        socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as plain,
+                        context.wrap_socket(plain, server_hostname="localhost") as secured,
+                    ):
+                        secured.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                        if secured.recv(4096):
+                            served.release()
+
+        served = threading.Semaphore(0)
+        clients = [InBackground(come_and_leave) for _ in range(48)]
+        assert all(served.acquire(timeout=TIMEOUT_S) for _ in range(200))
+        assert server.end() == 0
+        for one in clients:
+            one.result()
+        assert not [line for line in server.log if "Traceback" in line]
