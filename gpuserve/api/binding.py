@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -97,7 +98,21 @@ def model_spec(
     check_sequences(spec)
     check_ranks(spec)
     check_gpu_shares(spec)
+    if not adapter:
+        _check_calls(callables, [one.name for one in spec.inputs])
     return spec
+
+
+def _check_calls(callables: Sequence[Served], inputs: Sequence[str]) -> None:
+    """Raise BindError if a callable cannot be called with requests of these inputs."""
+    for one in callables:
+        if isinstance(one, types.BuiltinFunctionType):
+            continue
+        from gpuserve.model.signature import call_problem  # imports numpy, as nearly all callables have
+
+        name = getattr(one, "__qualname__", type(one).__qualname__)
+        if problem := call_problem(one, name, {}, inputs):
+            raise BindError(problem)
 
 
 def _stepped(first: Any, config: ModelConfig | None) -> ModelConfig | None:

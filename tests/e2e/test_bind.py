@@ -380,6 +380,11 @@ def test_a_name_is_bound_once(server: Server) -> None:
         server.bind("model", plus_one, **FLOATS_IN_AND_OUT)
 
 
+def test_a_callable_that_cannot_be_called_with_requests_is_refused(server: Server) -> None:
+    with pytest.raises(BindError, match=r"a list of requests, but the call fails: missing .* 'y'; @batch"):
+        server.bind("two", lambda x, y: None, **FLOATS_IN_AND_OUT)
+
+
 def generator(requests: list[Request]) -> Any:
     yield requests
 

@@ -107,6 +107,9 @@ def test_a_class_is_made_in_the_thread_and_its_failure_is_told(server: Server) -
         def __init__(self) -> None:
             raise RuntimeError(f"not in {threading.current_thread().name}")
 
+        def __call__(self, requests: Any) -> Any:
+            raise AssertionError("it was not made")
+
     server.run()
     with pytest.raises(StartupError, match=r"'bad'.* not in gpuserve-bad/0"):
         server.bind("bad", Broken, **FLOATS_IN_AND_OUT, isolation="thread")
