@@ -103,6 +103,9 @@ def test_a_model_that_cannot_be_loaded_fails_the_start_and_nothing_runs() -> Non
         def __init__(self) -> None:
             raise RuntimeError("no weights here")
 
+        def __call__(self, requests: Any) -> Any:
+            raise AssertionError("it was not made")
+
     server = free_server()
     server.bind("good", adding(1), **FLOATS_IN_AND_OUT)
     server.bind("bad", Broken, **FLOATS_IN_AND_OUT)

@@ -439,20 +439,13 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write_eof()
 
     def close(self) -> None:
-        """Close the connection once all is sent. Later calls do not wait for the close_notify of a TLS client
-        that has all output: an idle client does not read ours.
-        """
+        """Close the connection once all is sent."""
         self.flush()
         self._write_closed = True
         if self._unencrypted:  # the transport is closed after the last part
             self.pause_reading()
-        elif not self._transport.is_closing():
+        else:
             self._transport.close()
-        elif self.endpoints.tls:
-            # Twice, because the transport may have had more until the event loop turned.
-            was_delivered, self._is_delivered = self._is_delivered, not self._n_unacknowledged()
-            if was_delivered and self._is_delivered:
-                self.abort()
 
     def _n_unacknowledged(self) -> int:
         """Return the number of sent bytes that the client's kernel has not acknowledged."""
@@ -494,6 +487,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def check(self, now: float) -> None:
         """Close the connection if something is overdue, or the connection is too old."""
+        if self.endpoints.tls and self._transport.is_closing():
+            # No client needs to answer our close_notify, and an idle one does not read it. Seen twice:
+            # the transport may have had more until the event loop turned.
+            was_delivered, self._is_delivered = self._is_delivered, not self._n_unacknowledged()
+            if was_delivered and self._is_delivered:
+                self.abort()
+                return
         if now >= self._retires_at:
             self.announce()
             if now >= self._retires_at + AGE_GRACE_S:

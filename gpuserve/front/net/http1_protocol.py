@@ -541,8 +541,6 @@ class Http1:
                 self._close()
             case Stage.LINGER if quiet_s > _QUIET_S or stage_s > _DRAIN_S:
                 self._close()
-            case Stage.CLOSED:
-                connection.close()
 
     def _refuse_late(self, what: str, text: str) -> None:
         self.connection.count_late(what)
