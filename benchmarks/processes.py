@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -77,6 +78,21 @@ def tree(root_pid: int) -> list[Process]:
     for one in found:  # grows while it is read: breadth first
         found.extend(children.get(one.pid, ()))
     return found
+
+
+def pause(root_pid: int) -> None:
+    """Stop the process and its descendants, until ``resume``."""
+    _signal_all(root_pid, signal.SIGSTOP)
+
+
+def resume(root_pid: int) -> None:
+    _signal_all(root_pid, signal.SIGCONT)
+
+
+def _signal_all(root_pid: int, number: signal.Signals) -> None:
+    for one in tree(root_pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one.pid, number)
 
 
 def is_left(member: Process) -> bool:

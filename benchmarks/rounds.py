@@ -10,7 +10,8 @@ import os
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -77,6 +78,9 @@ class LoadedServer(Subject):
         self._answers: dict[Load, bytes] = {}
         self.name = server.name
         self.title = server.title
+        if server.spins:
+            for one in up.values():
+                processes.pause(one.pid)
 
     def can_run(self, row: Row) -> bool:
         """Whether it speaks as the row's load does, has its model, and is up with its option."""
@@ -88,13 +92,15 @@ class LoadedServer(Subject):
         one = self._one_of(row)
         api = api_between(row.load, one.server)
         assert api is not None, f"{self.title} cannot run {row.name}"
-        self._answers[row.load] = row.load.payload.check(one, api)
+        with _awake(one):
+            self._answers[row.load] = row.load.payload.check(one, api)
 
     def run(self, row: Row, seconds: float) -> Sample:
         one = self._one_of(row)
-        before = Clocks.read(one.pid)
-        result = row.load.run(one, seconds, self._answers[row.load])
-        after = Clocks.read(one.pid)
+        with _awake(one):
+            before = Clocks.read(one.pid)
+            result = row.load.run(one, seconds, self._answers[row.load])
+            after = Clocks.read(one.pid)
         by_role = _by_role(one, before.server_s, after.server_s)
         return _sample_of(row, result, by_role, before, after)
 
@@ -105,6 +111,19 @@ class LoadedServer(Subject):
         one = self._one(row)
         assert one is not None, f"{self.title} is not up for {row.name}"
         return one
+
+
+@contextmanager
+def _awake(one: RunningServer) -> Iterator[None]:
+    """Let a server run that is paused while others are measured."""
+    if not one.server.spins:
+        yield
+        return
+    processes.resume(one.pid)
+    try:
+        yield
+    finally:
+        processes.pause(one.pid)
 
 
 class Baseline(LoadedServer):

@@ -298,6 +298,7 @@ class LitServe(Server):
     models = frozenset({ECHO})
     largest_nbytes = _MIB  # as JSON this is 5 MB
     program = "litserve_model.py"
+    spins = True  # its API server and its worker poll a queue
     roles = (
         (program, "API server, manager"),  # forks of the program, not told apart
         _MULTIPROCESSING_ROLE,

@@ -126,7 +126,8 @@ class Server(abc.ABC):
 
     ``roles``: the first word that is found in the command line of a process names its role. A row with a
     tensor over ``largest_nbytes`` is not for it, nor one with an option that is not among ``options``.
-    ``option`` is the one that it is started with.
+    ``option`` is the one that it is started with. One that ``spins`` uses CPU time while nobody asks it; it
+    is paused while others are measured.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Server(abc.ABC):
     largest_nbytes: ClassVar[int] = 1 << 31
     roles: ClassVar[tuple[tuple[str, str], ...]] = ()
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    spins: ClassVar[bool] = False
     options: ClassVar[frozenset[Option]] = frozenset()
     option: Option | None = None
 
@@ -229,6 +231,7 @@ def running(
         yield RunningServer(server, ports, process.pid, time.perf_counter() - began)
     finally:
         with _signals_held_back():
+            processes.resume(process.pid)
             _stop(process, server.stop_signal)
 
 
