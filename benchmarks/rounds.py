@@ -200,7 +200,7 @@ def _run(row: Row, one: Subject, seconds: float, samples: Samples) -> Sample | N
         return None
     try:
         return one.run(row, max(seconds, row.least_s))
-    except LoadFailed as error:
+    except (LoadFailed, ServerFailed) as error:
         samples.failures[pair] = str(error)
         return None
 
