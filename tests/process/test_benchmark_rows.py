@@ -15,7 +15,7 @@ import gevent
 import pytest
 from exploring import variants
 
-from benchmarks import load
+from benchmarks import load, processes
 from benchmarks.peers import PeerCache
 from benchmarks.rounds import LoadedServer
 from benchmarks.rows import ROWS, WITHOUT, Row
@@ -45,6 +45,28 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedServer]:
 def test_a_row_is_answered_right(server: LoadedServer, row: Row) -> None:
     assert server.can_run(row)
     server.check(row)
+
+
+class Spinning(GpuServe):
+    """Stands for a server that uses CPU time while nobody asks it."""
+
+    spins = True
+
+
+def states(pid: int) -> set[str]:
+    """The states of a process and its descendants; T is stopped."""
+    found = [Path(f"/proc/{one.pid}/stat").read_text() for one in processes.tree(pid)]
+    return {text.rpartition(")")[2].split()[0] for text in found}
+
+
+def test_a_server_that_spins_is_paused_except_while_it_is_measured(tmp_path: Path) -> None:
+    spinning = Spinning(PeerCache(tmp_path))
+    spinning.prepare()
+    with running(spinning, tmp_path) as one:
+        subject = LoadedServer(spinning, {None: one})
+        assert states(one.pid) == {"T"}
+        subject.check(ROWS[0])
+        assert states(one.pid) == {"T"}
 
 
 def ran(rows: list[Row], folder: Path) -> set[tuple[str, str]]:

@@ -40,4 +40,5 @@ async def test_a_stream_that_goes_on_for_ever_is_noted_up_to_a_limit() -> None:
     await asyncio.sleep(0)
     assert len(heard) == responses
     (trace,) = traces
+    assert not driver.tracer.live, "later batches are not looked at"
     assert MAX_STREAM_NBYTES - MAX_TENSOR_NBYTES < trace.nbytes < MAX_STREAM_NBYTES + MAX_TENSOR_NBYTES
