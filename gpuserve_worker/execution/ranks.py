@@ -66,7 +66,7 @@ class Rank:
         """Let the other ranks end, because there are no further batches."""
 
     def on_broken_link(self) -> None:
-        """Wait for the end of this process if its link led to another rank."""
+        """Handle a link that broke. A follower waits for the supervisor, because rank 0 has ended."""
 
 
 class _Started:
