@@ -106,7 +106,7 @@ def model_spec(
 def _check_calls(callables: Sequence[Served], inputs: Sequence[str]) -> None:
     """Raise BindError if a callable cannot be called with requests of these inputs."""
     for one in callables:
-        if isinstance(one, types.BuiltinFunctionType):
+        if isinstance(one, types.BuiltinFunctionType):  # written in C: it may have no signature
             continue
         from gpuserve.model.signature import call_problem  # imports numpy, as nearly all callables have
 
