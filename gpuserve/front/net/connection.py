@@ -488,8 +488,8 @@ class Connection(asyncio.BufferedProtocol):
     def check(self, now: float) -> None:
         """Close the connection if something is overdue, or the connection is too old."""
         if self.endpoints.tls and self._transport.is_closing():
-            # No client needs to answer our close_notify, and an idle one does not read it. Seen twice:
-            # the transport may have had more until the event loop turned.
+            # The client need not answer our close_notify, and an idle one does not read it. Two checks must
+            # agree, because the transport may have had more until the event loop turned.
             was_delivered, self._is_delivered = self._is_delivered, not self._n_unacknowledged()
             if was_delivered and self._is_delivered:
                 self.abort()
