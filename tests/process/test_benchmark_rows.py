@@ -14,6 +14,7 @@ from pathlib import Path
 import gevent
 import pytest
 from exploring import variants
+from processes import wait_until
 
 from benchmarks import load, processes
 from benchmarks.peers import PeerCache
@@ -64,9 +65,9 @@ def test_a_server_that_spins_is_paused_except_while_it_is_measured(tmp_path: Pat
     spinning.prepare()
     with running(spinning, tmp_path) as one:
         subject = LoadedServer(spinning, {None: one})
-        assert states(one.pid) == {"T"}
+        wait_until(lambda: states(one.pid) == {"T"}, "it is paused", 10.0)
         subject.check(ROWS[0])
-        assert states(one.pid) == {"T"}
+        wait_until(lambda: states(one.pid) == {"T"}, "it is paused again", 10.0)
 
 
 def ran(rows: list[Row], folder: Path) -> set[tuple[str, str]]:
