@@ -170,6 +170,9 @@ class OperatedServer:
             self._news.notify_all()
 
     def messages(self) -> list[dict[str, Any]]:
+        """The records of the log; of a server that has ended, its last ones as well."""
+        if self.process.poll() is not None:
+            self._reader.join(1.0)  # not longer: a process that outlives the server has its log
         return [json.loads(line) for line in list(self.log) if self._is_json or line.startswith("{")]
 
     def wait_log(self, text: str, times: int = 1) -> None:
