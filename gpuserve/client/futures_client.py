@@ -139,18 +139,25 @@ class _PoolCall(NamedTuple):
     future: Future[Any]
     call: Callable[[Any], Any]
 
-    def run(self, resource: Any) -> None:
+    def run(self, resource: Any, give_room_back: Callable[[], None]) -> None:
         if not self.future.set_running_or_notify_cancel():
+            give_room_back()
             return
         try:
-            self.future.set_result(self.call(resource))
+            result = self.call(resource)
         except BaseException as error:  # the caller of the future gets any exception
+            give_room_back()
             self.future.set_exception(error)
+        else:
+            give_room_back()
+            self.future.set_result(result)
 
 
 class ResourcePool(Generic[Resource]):
     """Threads that run calls on up to ``max_threads`` resources, each made by ``open_resource`` in its
     thread. Up to ``max_waiting`` calls wait besides. None is no limit. One lock guards all state.
+
+    A call gives its room back before its future is done, so that who saw the result finds the room.
     """
 
     def __init__(
@@ -161,13 +168,14 @@ class ResourcePool(Generic[Resource]):
     ) -> None:
         self._open_resource = open_resource
         self._max_threads = max_threads
-        self._max_waiting = max_waiting
+        self._max_unfinished = None if max_threads is None or max_waiting is None else max_threads + max_waiting
         self._lock = threading.Lock()
         self._call_added = threading.Condition(self._lock)
         self._room_freed = threading.Condition(self._lock)
         self._waiting: collections.deque[_PoolCall] = collections.deque()
         self._threads: list[threading.Thread] = []
         self._idle = 0
+        self._unfinished = 0
         self._closed = False
 
     def submit(self, call: Callable[[Resource], Any], timeout_s: float) -> Future[Any]:
@@ -196,16 +204,17 @@ class ResourcePool(Generic[Resource]):
         """Assign a call to a free thread, a new thread or the queue. Return False if the queue is full."""
         if self._closed:
             raise ClientClosedError("FuturesModelClient is already closed")
-        if self._idle <= len(self._waiting):  # every free thread has a call already
-            if self._max_threads is None or len(self._threads) < self._max_threads:
-                thread = threading.Thread(target=self._run, args=(work,), name="gpuserve-client", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-                return True
-            if self._max_waiting is not None and len(self._waiting) - self._idle >= self._max_waiting:
-                return False
-        self._waiting.append(work)
-        self._call_added.notify()
+        if self._max_unfinished is not None and self._unfinished >= self._max_unfinished:
+            return False
+        self._unfinished += 1
+        every_thread_has_a_call = self._idle <= len(self._waiting)
+        if every_thread_has_a_call and (self._max_threads is None or len(self._threads) < self._max_threads):
+            thread = threading.Thread(target=self._run, args=(work,), name="gpuserve-client", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        else:
+            self._waiting.append(work)
+            self._call_added.notify()
         return True
 
     def _run(self, first: _PoolCall) -> None:
@@ -213,9 +222,14 @@ class ResourcePool(Generic[Resource]):
         del first
         with self._open_resource() as resource:
             while work is not None:
-                work.run(resource)
+                work.run(resource, self._give_room_back)
                 work = None  # while this thread waits, only the caller references the result
                 work = self._next_call()
+
+    def _give_room_back(self) -> None:
+        with self._lock:
+            self._unfinished -= 1
+            self._room_freed.notify()
 
     def _next_call(self) -> _PoolCall | None:
         with self._lock:
@@ -223,5 +237,4 @@ class ResourcePool(Generic[Resource]):
             while not self._waiting and not self._closed:
                 self._call_added.wait()
             self._idle -= 1
-            self._room_freed.notify()
             return self._waiting.popleft() if self._waiting else None

@@ -66,6 +66,23 @@ def test_what_waits_is_run_in_order_and_more_is_refused(resources: Resources) ->
     pool.close(wait=True)
 
 
+def test_a_finished_call_takes_no_room(resources: Resources) -> None:
+    pool = ResourcePool(resources.open, 1, 1)
+    gate, later, submitted = Gate(), [], threading.Event()
+
+    def submit_two(_: object) -> None:
+        # in the pool's own thread, which can take no call before this returns
+        later.extend(pool.submit(lambda resource: resource, 0) for _ in range(2))
+        submitted.set()
+
+    finished = pool.submit(gate, 0)
+    finished.add_done_callback(submit_two)
+    gate.let.set()
+    assert submitted.wait(TIMEOUT_S)
+    pool.close(True)
+    assert [one.result(TIMEOUT_S) for one in later] == [1, 1]
+
+
 def test_no_limits(resources: Resources) -> None:
     pool = ResourcePool(resources.open, None, None)
     gates = [Gate() for _ in range(20)]
