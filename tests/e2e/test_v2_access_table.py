@@ -1,20 +1,26 @@
 """Every HTTP route and every gRPC method: without a token, with a wrong and the right
-one, and asked for by a client of another machine. What is missing here fails the first tests.
+one, and asked for by a client of another machine. A route or method without a row here fails the first tests.
 """
 
 from __future__ import annotations
 
+import queue
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
+import tritonclient.grpc
+import tritonclient.http
 from config_file import model, tensor, write_config
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from serving import GPUSERVE, Addresses, serving
+from serving import GPUSERVE, Addresses, answered, serving
 from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import InferenceServerException
 
 from gpuserve.config.settings.values import ADMIN, DASHBOARD, ENDPOINT_GROUPS
 from gpuserve.front.protocols.access import endpoints as routes
@@ -24,6 +30,8 @@ TIMEOUT_S = 15.0
 TOKEN, OTHER = "of-the-rule", "of-inference"
 BEARER = ", or 'authorization: Bearer' with the token"
 HEADER, GRPC_HEADER = "triton-access-token", "triton-grpc-protocol-triton-access-token"
+GRPC_REFUSED = ("UNAVAILABLE", f"This protocol is restricted, expecting header '{GRPC_HEADER}'{BEARER}")
+SERVICE = "/inference.GRPCInferenceService"
 #: A mark that a proxy leaves makes a client on this machine one of another.
 ELSEWHERE = {"x-forwarded-for": "203.0.113.9"}
 PATHS: Mapping[Endpoint, str] = {
@@ -190,32 +198,77 @@ def test_every_endpoint_needs_the_token(closed: Addresses, endpoint: Endpoint) -
 
 @pytest.mark.parametrize("path", METHODS)
 def test_every_method_needs_the_token(closed: Addresses, path: str) -> None:
-    expected = ("UNAVAILABLE", f"This protocol is restricted, expecting header '{GRPC_HEADER}'{BEARER}")
     wrong = [{}, {GRPC_HEADER: "wrong"}, {HEADER: TOKEN.upper()}, {"authorization": f"Bearer {TOKEN}x"}]
     if METHODS[path].group != "inference":
         wrong.append({GRPC_HEADER: OTHER})
     for address in (closed.grpc, closed.http):  # which speaks both protocols
         for headers in wrong:
-            assert grpc_status(address, path, b"", headers) == expected, headers
+            assert grpc_status(address, path, b"", headers) == GRPC_REFUSED, headers
         for headers in ({GRPC_HEADER: TOKEN}, {HEADER: TOKEN}, {"authorization": f"bearer {TOKEN}"}):
-            assert grpc_status(address, path, b"", headers) != expected, headers
+            assert grpc_status(address, path, b"", headers) != GRPC_REFUSED, headers
 
 
 def test_either_token_of_a_group_opens_it(closed: Addresses) -> None:
     for token in (TOKEN, OTHER):
         assert http_status(closed.http, Endpoint.MODEL_INFER, {HEADER: token})[0] == 400
-        _, text = grpc_status(closed.grpc, "/inference.GRPCInferenceService/ModelInfer", b"", {HEADER: token})
+        _, text = grpc_status(closed.grpc, f"{SERVICE}/ModelInfer", b"", {HEADER: token})
         assert "is restricted" not in text
 
 
+def test_what_there_is_not_is_told_as_ever(closed: Addresses) -> None:
+    assert [answered(closed.http, *asked)[0] for asked in (("GET", "/v2/nope"), ("POST", "/v2"))] == [
+        404,
+        405,
+    ]
+
+
+@pytest.mark.parametrize("path", ["/v2/models/nope", "/v2/models/%6d/versions/1"])
+def test_other_paths_of_an_endpoint_need_the_token(closed: Addresses, path: str) -> None:
+    assert answered(closed.http, "GET", path)[0] == 403
+    assert answered(closed.http, "GET", path, **{HEADER: TOKEN})[0] != 403
+
+
+def test_a_large_request_is_refused_and_the_connection_goes_on(closed: Addresses) -> None:
+    big = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(3 << 20)])
+    with grpc.insecure_channel(closed.grpc) as channel:
+        call = channel.unary_unary(f"{SERVICE}/ModelInfer")
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError) as error:
+                call(big.SerializeToString(), timeout=TIMEOUT_S)
+            assert (error.value.code().name, error.value.details()) == GRPC_REFUSED
+    assert answered(closed.http, "POST", "/v2/models/m/infer", bytes(3 << 20))[0] == 403
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_a_stream_is_refused_whether_or_not_its_requests_end(closed: Addresses, end: bool) -> None:
+    requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    requests.put(pb.ModelInferRequest(model_name="m").SerializeToString())
+    if end:
+        requests.put(None)
+    with grpc.insecure_channel(closed.grpc) as channel:
+        call = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")
+        with pytest.raises(grpc.RpcError) as error:
+            next(call(iter(requests.get, None), timeout=TIMEOUT_S))
+        assert (error.value.code().name, error.value.details()) == GRPC_REFUSED
+        requests.put(None)
+
+
+@pytest.mark.parametrize(("protocol", "header"), [("http", HEADER), ("grpc", GRPC_HEADER)])
+def test_inference_with_the_token(closed: Addresses, protocol: str, header: str) -> None:
+    kind: Any = {"http": tritonclient.http, "grpc": tritonclient.grpc}[protocol]
+    x = kind.InferInput("x", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
+    with kind.InferenceServerClient(getattr(closed, protocol)) as client:
+        assert client.infer("m", [x], headers={header: TOKEN}).as_numpy("y").tolist() == [[1.0]]
+        with pytest.raises(InferenceServerException, match="is restricted, expecting header"):
+            client.infer("m", [x])
+
+
 def test_the_metrics_port_needs_none(closed: Addresses) -> None:
-    with urllib.request.urlopen(f"http://{closed.metrics}/metrics", timeout=TIMEOUT_S) as answer:
-        assert answer.status == 200
+    status, _, body = answered(closed.metrics, "GET", "/metrics")
+    assert (status, b"gpuserve_build_info" in body) == (200, True)
 
 
-@pytest.mark.parametrize(
-    "path", ["/inference.GRPCInferenceService/Nope", "/grpc.health.v1.Health/List", "/a/b"]
-)
+@pytest.mark.parametrize("path", [f"{SERVICE}/Nope", "/grpc.health.v1.Health/List", "/a/b"])
 def test_a_method_that_is_not_listed(closed: Addresses, plain: Addresses, path: str) -> None:
     for address in (closed.grpc, closed.http, plain.grpc):
         assert grpc_status(address, path, b"", {HEADER: TOKEN})[0] == "UNIMPLEMENTED"
@@ -236,8 +289,11 @@ def test_control_over_http_is_for_clients_of_this_machine(plain: Addresses, endp
         expected = access.kind not in {AccessKind.USE, AccessKind.BARE}
         assert (status == 403, is_remote_refusal(text, access)) == (expected, expected), headers
     assert http_status(plain.http, endpoint, {"origin": f"http://{plain.http}"})[0] != 403
-    another_page = http_status(plain.http, endpoint, {"origin": "http://localhost:1"})[0]
-    assert (another_page == 403) == (access.kind in {AccessKind.CONTROL, AccessKind.EITHER})
+    status, text = http_status(
+        plain.http, endpoint, {"origin": "http://localhost:1"}
+    )  # a page of another port
+    expected = access.kind in {AccessKind.CONTROL, AccessKind.EITHER}
+    assert (status == 403, "not for pages of another server" in text) == (expected, expected)
 
 
 @pytest.mark.parametrize("path", METHODS)
@@ -256,10 +312,9 @@ def test_the_address_of_the_connection_counts(plain: Addresses, own_address: str
     def there(address: str) -> str:
         return f"{own_address}:{address.rpartition(':')[2]}"
 
-    unload = METHODS["/inference.GRPCInferenceService/RepositoryModelUnload"]
+    path = f"{SERVICE}/RepositoryModelUnload"
     status, text = http_status(there(plain.http), Endpoint.REPOSITORY_UNLOAD, {})
-    assert (status, is_remote_refusal(text, unload)) == (403, True)
-    path = "/inference.GRPCInferenceService/RepositoryModelUnload"
+    assert (status, is_remote_refusal(text, METHODS[path])) == (403, True)
     assert grpc_status(there(plain.grpc), path, b"", {})[0] == "PERMISSION_DENIED"
     assert http_status(there(plain.http), Endpoint.LOGGING, {})[0] == 200
     for endpoint in (Endpoint.ADMIN_STATUS, Endpoint.ADMIN_DRAIN, Endpoint.ADMIN_MODEL_SCALE):
@@ -272,8 +327,7 @@ def test_remote_control_and_nothing_else_is_opened(tmp_path: Any) -> None:
     with serve(tmp_path, remote_control=["logging"]) as addresses:
         assert http_status(addresses.http, Endpoint.LOGGING_UPDATE, ELSEWHERE)[0] == 200
         message = control_message("/LogSettings")
-        path = "/inference.GRPCInferenceService/LogSettings"
-        assert grpc_status(addresses.grpc, path, message, ELSEWHERE)[0] == "OK"
+        assert grpc_status(addresses.grpc, f"{SERVICE}/LogSettings", message, ELSEWHERE)[0] == "OK"
         assert http_status(addresses.http, Endpoint.TRACE_UPDATE, ELSEWHERE)[0] == 403
         assert http_status(addresses.http, Endpoint.ADMIN_STATUS, ELSEWHERE)[0] == 403
 
@@ -294,8 +348,6 @@ def test_the_admin_api_is_opened_by_its_own_token_or_word(tmp_path: Any) -> None
 @pytest.fixture
 def own_address() -> str:
     """An address of this machine that is not the loopback."""
-    import socket
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing; tells the address that would be used
