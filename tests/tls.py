@@ -1,13 +1,8 @@
-"""Certificates made for tests, and TLS in front of a server that has none: a relay that ends TLS."""
+"""Certificates made for tests."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import ssl
 import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,62 +80,3 @@ policy = any
 [any]
 commonName = supplied
 """
-
-
-@contextlib.contextmanager
-def tls_before(address: str, certificate: Path, protocol: str) -> Iterator[int]:
-    """The port of a relay to ``address`` that speaks TLS; ``protocol`` is what it agrees on: h2, http/1.1."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate)
-    context.set_alpn_protocols([protocol])
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        relay = asyncio.run_coroutine_threadsafe(_Relay(address).start(context), loop).result(10)
-        yield relay.port
-        asyncio.run_coroutine_threadsafe(relay.stop(), loop).result(10)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
-class _Relay:
-    def __init__(self, address: str) -> None:
-        self._host, _, self._port = address.rpartition(":")
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.port = 0
-
-    async def start(self, context: ssl.SSLContext) -> _Relay:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def stop(self) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        upstream_reader, upstream_writer = await asyncio.open_connection(self._host, int(self._port))
-        try:
-            ways = [_copy(reader, upstream_writer), _copy(upstream_reader, writer)]
-            _, pending = await asyncio.wait(map(asyncio.ensure_future, ways), return_when="FIRST_COMPLETED")
-            for one in pending:
-                one.cancel()
-        finally:
-            for one in (upstream_writer, writer):
-                one.transport.abort()
-            self._tasks.discard(task)
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while block := await reader.read(1 << 16):
-            writer.write(block)
-            await writer.drain()

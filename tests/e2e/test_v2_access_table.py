@@ -268,7 +268,14 @@ def test_the_metrics_port_needs_none(closed: Addresses) -> None:
     assert (status, b"gpuserve_build_info" in body) == (200, True)
 
 
-@pytest.mark.parametrize("path", [f"{SERVICE}/Nope", "/grpc.health.v1.Health/List", "/a/b"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(f"{SERVICE}/{name}" for name in ("Nope", "modelInfer", "RepositoryModelSave")),
+        "/grpc.health.v1.Health/List",
+        "/a/b",
+    ],
+)
 def test_a_method_that_is_not_listed(closed: Addresses, plain: Addresses, path: str) -> None:
     for address in (closed.grpc, closed.http, plain.grpc):
         assert grpc_status(address, path, b"", {HEADER: TOKEN})[0] == "UNIMPLEMENTED"

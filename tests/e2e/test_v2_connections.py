@@ -8,11 +8,10 @@ import json
 import socket
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from config_file import model, tensor, write_config
@@ -168,9 +167,6 @@ def test_a_connection_goes_on_after_an_early_answer(
         assert until(connection, b"}").endswith(b'{"live":true}')
 
 
-# ---- what HTTP allows -----------------------------------------------------------------------
-
-
 # ---- what nobody allows ---------------------------------------------------------------------
 
 
@@ -188,12 +184,3 @@ def test_http_on_the_grpc_port(server: OperatedServer) -> None:
     with connected(server, "gRPC") as connection:
         connection.sendall(LIVE)
         assert until(connection, b"}").endswith(b'{"live":true}')
-
-
-def test_calls_of_methods_that_are_not_served(server: OperatedServer) -> None:
-    with grpc.insecure_channel(server.addresses["gRPC"]) as channel:
-        for method in ("RepositoryModelSave", "Nope", "modelInfer"):
-            call: Callable[..., Any] = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
-            with pytest.raises(grpc.RpcError) as raised:
-                call(b"", timeout=TIMEOUT_S)
-            assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED

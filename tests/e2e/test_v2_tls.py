@@ -165,22 +165,47 @@ def test_tritonclient(server: Addresses, files: Files, protocol: str) -> None:
         np.testing.assert_array_equal(client.infer("m", [tensor_in]).as_numpy("y"), row)
 
 
-CLIENT = """
-import sys
+CLIENTS = """
+import asyncio, sys
 import numpy as np
-from gpuserve.client import ModelClient
-with ModelClient(sys.argv[1], "m") as client:
-    print(client.infer_sample(np.ones(2, np.float32))["y"].tolist())
+from gpuserve.client import AsyncioModelClient, ClientTimeoutError, ModelClient
+
+url, trusted = sys.argv[1:]
+row = np.ones(3, np.float32)
+options = {} if trusted == "trusted" else {"init_timeout_s": 0.5}
+
+async def ask():
+    async with AsyncioModelClient(url, "m", **options) as client:
+        return await client.infer_sample(row)
+
+def ask_blocking():
+    with ModelClient(url, "m", **options) as client:
+        return client.infer_sample(row)
+
+for one in (ask_blocking, lambda: asyncio.run(ask())):
+    try:
+        print(one()["y"].tolist())
+    except ClientTimeoutError:
+        print("refused")
 """
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_our_own_client(server: Addresses, files: Files, protocol: str) -> None:
+@pytest.mark.parametrize(
+    ("trusted", "expected"),
+    [(True, "[1.0, 1.0, 1.0]"), pytest.param(False, "refused", marks=pytest.mark.thorough)],
+)
+def test_our_own_clients_trust_whom_the_system_trusts(
+    server: Addresses, files: Files, protocol: str, trusted: bool, expected: str
+) -> None:
     roots = {"SSL_CERT_FILE": str(files.trusted), "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(files.trusted)}
-    address = getattr(server, protocol).replace("127.0.0.1", "localhost")
-    command = [sys.executable, "-c", CLIENT, f"{protocol}s://{address}"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=roots)
-    assert done.stdout.strip() == "[1.0, 1.0]"
+    url = f"{protocol}s://{getattr(server, protocol).replace('127.0.0.1', 'localhost')}"
+    command = [sys.executable, "-c", CLIENTS, url, "trusted" if trusted else ""]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=60, env=roots if trusted else {}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [expected] * 2
 
 
 # ---- certificates of clients --------------------------------------------------------------------
