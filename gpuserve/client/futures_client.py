@@ -168,7 +168,9 @@ class ResourcePool(Generic[Resource]):
     ) -> None:
         self._open_resource = open_resource
         self._max_threads = max_threads
-        self._max_unfinished = None if max_threads is None or max_waiting is None else max_threads + max_waiting
+        self._max_unfinished = (
+            None if max_threads is None or max_waiting is None else max_threads + max_waiting
+        )
         self._lock = threading.Lock()
         self._call_added = threading.Condition(self._lock)
         self._room_freed = threading.Condition(self._lock)
