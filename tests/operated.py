@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from ingress import with_ingress
@@ -156,6 +157,20 @@ class OperatedServer:
         elif self._is_json:
             for line in self.log:
                 assert isinstance(json.loads(line), dict)
+
+    @contextlib.contextmanager
+    def until_killed(self) -> Iterator[Self]:
+        """The server from ready on; at the end of the block it is killed."""
+        with self:
+            self.wait_ready()
+            yield self
+
+    @contextlib.contextmanager
+    def until_ended(self) -> Iterator[Self]:
+        """The server from ready on; at the end of the block it ends, with the status 0."""
+        with self.until_killed():
+            yield self
+            assert self.end() == 0
 
     # ---- its log --------------------------------------------------------------------------
 

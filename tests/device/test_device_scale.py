@@ -51,8 +51,7 @@ def test_each_new_worker_sees_the_gpu_that_it_is_for(
     }
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"models": [model]}))
-    with OperatedServer(file) as server:
-        server.wait_ready()
+    with OperatedServer(file).until_ended() as server:
         scale(server, 2)
         seen: dict[str, Any] = {one.name: json.loads(one.read_text()) for one in views.iterdir()}
         assert {name: one["visible"] for name, one in seen.items()} == {
@@ -64,7 +63,6 @@ def test_each_new_worker_sees_the_gpu_that_it_is_for(
         scale(server, 1)
         assert server.workers == sorted(seen[f"cuda:{number}#0"]["pid"] for number in range(2))
         assert server.infer("m", 1.0).status == 200
-        assert server.end() == 0
 
 
 def test_an_instance_for_a_lost_gpu_comes_when_that_is_back(server: Watched, two_gpus: GpuMachine) -> None:

@@ -65,8 +65,7 @@ def daemon_pid(directory: Path | str) -> int:
 
 
 def test_a_daemon_lives_as_long_as_the_server_for_instances_with_a_share(usual: Path, tmp_path: Path) -> None:
-    with started(tmp_path, SHARED) as server:
-        server.wait_ready()
+    with started(tmp_path, SHARED).until_killed() as server:
         sharing, other = (variables(one["pid"]) for one in rows(server))
         assert sharing[SHARE] == "25"
         assert sharing[PIPES] == sharing[LOGS] != str(usual)
@@ -86,8 +85,7 @@ def test_a_daemon_lives_as_long_as_the_server_for_instances_with_a_share(usual: 
 
 
 def test_no_daemon_is_left_when_the_server_is_killed(usual: Path, tmp_path: Path) -> None:
-    with started(tmp_path, SHARED) as server:
-        server.wait_ready()
+    with started(tmp_path, SHARED).until_killed() as server:
         directory = variables(rows(server)[0]["pid"])[PIPES]
         pid = daemon_pid(directory)
         server.process.kill()
@@ -98,31 +96,25 @@ def test_no_daemon_is_left_when_the_server_is_killed(usual: Path, tmp_path: Path
 @pytest.mark.parametrize("mode", ["auto", "on"])
 def test_a_daemon_that_runs_is_used_and_left(usual: Path, tmp_path: Path, mode: str) -> None:
     subprocess.run([MPS_PROGRAM, "-d"], check=True)
-    with started(tmp_path, SHARED, mps=mode) as server:
-        server.wait_ready()
+    with started(tmp_path, SHARED, mps=mode).until_ended() as server:
         sharing, other = (variables(one["pid"]) for one in rows(server))
         assert (sharing, other) == ({PIPES: str(usual), SHARE: "25"}, {PIPES: str(usual)})
         assert text(server) == f"daemon in {usual}"
-        assert server.end() == 0
     assert running_daemon() == str(usual)
 
 
 def test_all_workers_on_gpus_use_the_servers_own_daemon_with_on(usual: Path, tmp_path: Path) -> None:
-    with started(tmp_path, [{"device": "cuda:0"}, {"device": "cpu"}], mps="on") as server:
-        server.wait_ready()
+    with started(tmp_path, [{"device": "cuda:0"}, {"device": "cpu"}], mps="on").until_ended() as server:
         on_gpu, on_cpu = (variables(one["pid"]) for one in rows(server))
         assert text(server) == f"own daemon in {on_gpu[PIPES]}"
         assert on_cpu == {PIPES: str(usual)}
         assert SHARE not in on_gpu
-        assert server.end() == 0
 
 
 def test_workers_do_not_find_a_daemon_with_off(usual: Path, tmp_path: Path) -> None:
     subprocess.run([MPS_PROGRAM, "-d"], check=True)
-    with started(tmp_path, SHARED, mps="off") as server:
-        server.wait_ready()
+    with started(tmp_path, SHARED, mps="off").until_ended() as server:
         assert [variables(one["pid"]) for one in rows(server)] == [{PIPES: os.devnull}] * 2
-        assert server.end() == 0
 
 
 def doctor(file: Path) -> tuple[int, list[dict[str, str]]]:
@@ -159,13 +151,11 @@ def test_the_reason_of_a_daemon_that_does_not_start_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MPS_STAND_IN_REFUSES", "1")
-    with started(tmp_path, SHARED) as server:
-        server.wait_ready()
+    with started(tmp_path, SHARED).until_ended() as server:
         server.wait_log(
             "cannot start MPS: nvidia-cuda-mps-control -d failed: Failed to start : no GPU for MPS"
         )
         assert SHARE not in variables(rows(server)[0]["pid"])
-        assert server.end() == 0
 
 
 class Doubled:

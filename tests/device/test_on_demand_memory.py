@@ -29,8 +29,7 @@ def test_models_go_for_others_on_their_own_gpu(
         model(name=name, on_demand=True, instances=[{"device": device}]) for name, device in placed.items()
     ]
     file = config(tmp_path, *models, memory={"cuda": int(2.5 * TAKEN_NBYTES)})
-    with Watched(file, *QUICKLY) as server:
-        server.wait_ready()
+    with Watched(file, *QUICKLY).until_ended() as server:
         for name in ("elsewhere", "host", "a", "b", "a", "c"):
             if name == "c":
                 asked_at = time.monotonic()
@@ -57,7 +56,6 @@ def test_models_go_for_others_on_their_own_gpu(
 
         # The driver may have been read before the latest worker had all its memory.
         wait_until(lambda: taken() == expected, "both models on the first GPU count")
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
@@ -69,8 +67,7 @@ def test_a_model_over_several_gpus_counts_on_each(
     wide = model(name="wide", on_demand=True, instances=[{"device": ["cuda:0", "cuda:1"]}])
     models = [wide, model(name="a", on_demand=True, instances=[{"device": "cuda:0"}])]
     file = config(tmp_path, *models, memory={"cuda": int(1.5 * TAKEN_NBYTES)})
-    with Watched(file, *QUICKLY) as server:
-        server.wait_ready()
+    with Watched(file, *QUICKLY).until_ended() as server:
         assert server.infer("wide", 1.0).output("y") == [2.0]
 
         def taken() -> list[int]:
@@ -80,7 +77,6 @@ def test_a_model_over_several_gpus_counts_on_each(
         wait_until(lambda: min(taken()) >= TAKEN_NBYTES // 2, "the memory is measured")
         assert taken()[0] == taken()[1]
         assert server.infer("a", 1.0).output("y") == [2.0]
-        assert server.end() == 0
 
 
 def test_a_model_that_waits_for_one_gpu_leaves_the_other_to_later_ones(
@@ -93,8 +89,7 @@ def test_a_model_that_waits_for_one_gpu_leaves_the_other_to_later_ones(
     keys |= {"on_demand": True, "memory_nbytes": 768 << 20}
     models = [model(name=name, instances=[{"device": device}], **keys) for name, device in placed.items()]
     loads, gate = tmp_path / "loads", tmp_path / "busy"
-    with Watched(config(tmp_path, *models, memory={"cuda": 1 << 30}), *QUICKLY) as server:
-        server.wait_ready()
+    with Watched(config(tmp_path, *models, memory={"cuda": 1 << 30}), *QUICKLY).until_ended() as server:
         gate.touch()
         with ThreadPoolExecutor() as clients:
             asked = [clients.submit(server.infer, "busy", 1.0)]
@@ -109,7 +104,6 @@ def test_a_model_that_waits_for_one_gpu_leaves_the_other_to_later_ones(
             assert server.metric("nv_inference_pending_request_count", model="waits") == 1
             gate.unlink()
             assert [one.result().output("y") for one in asked] == [[2.0]] * 3
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
@@ -124,8 +118,7 @@ def test_models_sleep_on_the_host_while_it_has_room_and_wake_with_their_weights(
     # On the GPU one is awake beside the contexts of two; on the host there is room for one asleep.
     context_nbytes = GPU_0.context_memory
     memory = {"cuda": held + 3 * context_nbytes + (1 << 20), "host": int(3.5 * held)}  # with the processes
-    with Watched(config(tmp_path, *models, memory=memory), *QUICKLY) as server:
-        server.wait_ready()
+    with Watched(config(tmp_path, *models, memory=memory), *QUICKLY).until_ended() as server:
         pids = {}
         for name in "ababcc":
             answer = server.infer(name, 1.0)
@@ -139,4 +132,3 @@ def test_models_sleep_on_the_host_while_it_has_room_and_wake_with_their_weights(
             wait_until(lambda at=asked_at: time.monotonic() - at > GIVE_WAY_S, "no model counts as used")
         found = {one["name"]: one["residence"] for one in status(server.addresses["HTTP"])["models"]}
         assert found == {"a": "COLD", "b": "ASLEEP", "c": "RESIDENT"}
-        assert server.end() == 0

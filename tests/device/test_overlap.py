@@ -69,8 +69,7 @@ def test_copies_overlap_the_callable(
     names = [("serial", "waited_for", 0), ("ahead", "waited_for", 1), ("started", "started", 1)]
     names += [("input", "passed_on", 1)]
     config.write_text(json.dumps({"models": [model(*one) for one in names]}))
-    with OperatedServer(config) as server:
-        server.wait_ready()
+    with OperatedServer(config).until_killed() as server:
         address = server.addresses["HTTP"]
         with Client(address) as client:  # memory is made, pages are locked
             for name, *_ in names:

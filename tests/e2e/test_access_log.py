@@ -200,8 +200,7 @@ def test_only_failures_are_logged_where_no_more_is_wanted(tmp_path: Path) -> Non
 
 @pytest.mark.thorough
 def test_ingress_processes_write_the_lines_of_their_requests(tmp_path: Path) -> None:
-    with Logged(write_models(tmp_path, access_log="all", ingress_processes=2)) as server:
-        server.wait_ready()
+    with Logged(write_models(tmp_path, access_log="all", ingress_processes=2)).until_killed() as server:
         assert post(server, "/v2/models/echo/infer", body(), x_request_id="by-ingress") == (200, "by-ingress")
         line = server.line("by-ingress")
         assert (line["model"], line["status"]) == ("echo", 200)
@@ -216,7 +215,6 @@ def test_ingress_processes_write_the_lines_of_their_requests(tmp_path: Path) -> 
 
 @pytest.mark.thorough
 def test_a_server_without_an_access_log_answers_no_id(tmp_path: Path) -> None:
-    with Logged(write_models(tmp_path)) as server:
-        server.wait_ready()
+    with Logged(write_models(tmp_path)).until_killed() as server:
         assert post(server, "/v2/models/echo/infer", body(), x_request_id="mine") == (200, None)
         assert server.lines() == []

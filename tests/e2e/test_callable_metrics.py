@@ -131,8 +131,7 @@ def test_a_model_that_is_gone_takes_its_own_along(
 @pytest.mark.thorough
 def test_a_new_front_is_told_all_that_living_workers_counted(tmp_path: Path) -> None:
     config = write_config(tmp_path, [entry("counting", "Counting", kwargs={"bounds": [0.5, 2]})])
-    with OperatedServer(config) as running:
-        running.wait_ready()
+    with OperatedServer(config).until_killed() as running:
         addresses = Addresses(**{name.lower(): one for name, one in running.addresses.items()})
         with tritonclient.grpc.InferenceServerClient(addresses.grpc) as client:
             ask(client, "counting", 0.5, 3)

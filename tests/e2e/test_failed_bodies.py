@@ -35,8 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]
     config = write_config(
         tmp_path_factory.mktemp("failed"), [*models("echo_FP32", "flat_BYTES"), talker], host="127.0.0.1"
     )
-    with OperatedServer(config) as one:
-        one.wait_ready()
+    with OperatedServer(config).until_killed() as one:
         yield one
 
 

@@ -79,8 +79,7 @@ def test_a_worker_of_an_attached_program_is_killed_and_replaced(
         return [{"y": request["x"] * 2} for request in requests]
 
     own = entry("own", "in_c")
-    with OperatedServer(config(tmp_path, own)) as operated:
-        operated.wait_ready()
+    with OperatedServer(config(tmp_path, own)).until_ended() as operated:
         tensors = [Tensor((-1,), np.float32, name="x")], [Tensor((-1,), np.float32, name="y")]
         with Server.attach(operated.addresses["HTTP"]) as program, caplog.at_level(logging.ERROR, "gpuserve"):
             program.bind("m", hang, *tensors, config=LIMITED)
@@ -93,7 +92,6 @@ def test_a_worker_of_an_attached_program_is_killed_and_replaced(
             operated.wait_model_ready("m")
             assert operated.infer("m", 1.0).output("y") == [2.0]
             assert worker not in children(os.getpid())
-        assert operated.end() == 0
     (record,) = [one for one in caplog.records if "not back after" in one.message]
     assert "Main thread" in str(record.exc_text)
 
@@ -104,8 +102,9 @@ def test_a_call_that_hangs_longer_than_its_front_lives_is_ended_by_the_next(tmp_
 
     An ingress process keeps the connection, and gives the request to the next front, where it hangs again.
     """
-    with OperatedServer(config(tmp_path, entry("m", "in_c", execution_timeout_s=1.0))) as server:
-        server.wait_ready()
+    with OperatedServer(
+        config(tmp_path, entry("m", "in_c", execution_timeout_s=1.0))
+    ).until_ended() as server:
         hung = InBackground(server.infer, "m", -1.0)
         wait_until(lambda: server.metric("gpuserve_running_requests", model="m") == 1, "it hangs")
         front = server.front
@@ -120,7 +119,6 @@ def test_a_call_that_hangs_longer_than_its_front_lives_is_ended_by_the_next(tmp_
         assert server.infer("m", 1.0).output("y") == [2.0]
         n_calls = 2 if INGRESS_PROCESSES > 1 else 1
         assert server.metric("gpuserve_execution_timeouts_total", model="m") == n_calls
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
@@ -131,8 +129,7 @@ def test_a_response_sender_that_sends_nothing_more_is_ended(tmp_path: Path) -> N
         "model_transaction_policy": {"decoupled": True},
     }
     stalls = python_backend.entry("stalls", config=numbers, execution_timeout_s=LIMIT_S)
-    with OperatedServer(config(tmp_path, stalls)) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, stalls)).until_ended() as server:
         began_at = time.monotonic()
         asked = python_backend.tensor("X", "FP32", [1.0])
         *responses, last = python_backend.stream(server.addresses["gRPC"], "stalls", asked)
@@ -141,25 +138,24 @@ def test_a_response_sender_that_sends_nothing_more_is_ended(tmp_path: Path) -> N
         assert LIMIT_S <= time.monotonic() - began_at < LIMIT_S + CAUGHT_S
         server.wait_log("in _send")
         server.wait_model_ready("stalls")
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_sequence_whose_request_hangs_ends(tmp_path: Path) -> None:
     steps = entry("m", "in_c", max_batch_size=4, sequence_batching={})
-    with OperatedServer(config(tmp_path, steps)) as server:
-        server.wait_ready()
-        with InferenceServerClient(server.addresses["gRPC"]) as client:
+    with (
+        OperatedServer(config(tmp_path, steps)).until_ended() as server,
+        InferenceServerClient(server.addresses["gRPC"]) as client,
+    ):
 
-            def ask_in_sequence(value: float, **more: bool) -> Any:
-                asked = python_backend.tensor("x", "FP32", [[value]])
-                return client.infer("m", [asked], sequence_id=7, **more).as_numpy("y").item()
+        def ask_in_sequence(value: float, **more: bool) -> Any:
+            asked = python_backend.tensor("x", "FP32", [[value]])
+            return client.infer("m", [asked], sequence_id=7, **more).as_numpy("y").item()
 
-            assert ask_in_sequence(1.0, sequence_start=True) == 2.0
-            with pytest.raises(InferenceServerException, match=r"DEADLINE_EXCEEDED.* was not back within"):
-                ask_in_sequence(-1.0)
-            server.wait_model_ready("m")
-            with pytest.raises(InferenceServerException, match="START"):
-                ask_in_sequence(1.0)
-            assert ask_in_sequence(1.0, sequence_start=True) == 2.0
-        assert server.end() == 0
+        assert ask_in_sequence(1.0, sequence_start=True) == 2.0
+        with pytest.raises(InferenceServerException, match=r"DEADLINE_EXCEEDED.* was not back within"):
+            ask_in_sequence(-1.0)
+        server.wait_model_ready("m")
+        with pytest.raises(InferenceServerException, match="START"):
+            ask_in_sequence(1.0)
+        assert ask_in_sequence(1.0, sequence_start=True) == 2.0

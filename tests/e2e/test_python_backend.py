@@ -210,8 +210,7 @@ def test_a_coroutine_returns_responses_or_raises(client: grpcclient.InferenceSer
 def test_finalize_is_called_at_the_end(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps({"models": [entry("repeat")]}))
-    with OperatedServer(config) as server:
-        server.wait_ready()
+    with OperatedServer(config).until_killed() as server:
         list(stream(server.addresses["gRPC"], "repeat", tensor("COUNT", "INT32", [3])))
         assert server.end(signal.SIGINT) == 0
         server.wait_log("finalized after 1 requests")

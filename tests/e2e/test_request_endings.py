@@ -80,9 +80,8 @@ def server(
         "min_ready_instances": 0,
     }
     config = write_config(tmp_path_factory.mktemp("endings"), entries(), **settings)
-    with OperatedServer(config, "--ingress-processes", request.param) as started:
+    with OperatedServer(config, "--ingress-processes", request.param).until_ended() as started:
         yield started.wait_ready()
-        assert started.end() == 0
 
 
 @pytest.fixture(autouse=True)

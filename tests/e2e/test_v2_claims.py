@@ -32,12 +32,11 @@ def sender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
     limits = {"host": "127.0.0.1", "max_arena_nbytes": 2 * GIB, "max_intake_nbytes": 4 * MIB}
     limits["max_inflated_nbytes"] = 2 * MIB
     config = write_config(tmp_path_factory.mktemp("claims"), entries, **limits)
-    with OperatedServer(config, *ONE) as started:
+    with OperatedServer(config, *ONE).until_ended() as started:
         made = Sender(started.wait_ready())
         made.assert_serves()
         yield made
         made.close()
-        assert started.end() == 0
 
 
 @pytest.fixture(autouse=True)

@@ -24,8 +24,9 @@ def operated(folder: Path, **settings: Any) -> Iterator[tuple[OperatedServer, Pa
     """A server of "m", whose next load waits for a word in a FIFO, and that FIFO."""
     path, fifo = folder / "config.yaml", folder / "load"
     os.mkfifo(fifo)
-    with OperatedServer(write(path, entry("m", 1.0), host="127.0.0.1", admin_api=True, **settings)) as server:
-        server.wait_ready()
+    with OperatedServer(
+        write(path, entry("m", 1.0), host="127.0.0.1", admin_api=True, **settings)
+    ).until_killed() as server:
         write(path, entry("m", 2.0, load_fifo=str(fifo)), host="127.0.0.1", admin_api=True, **settings)
         yield server, fifo
 
@@ -97,8 +98,7 @@ def test_a_drain_at_its_timeout_tells_what_is_left(tmp_path: Path) -> None:
     fifo = tmp_path / "run"
     os.mkfifo(fifo)
     path = write(tmp_path / "config.yaml", entry("m", run_fifo=str(fifo)), host="127.0.0.1", admin_api=True)
-    with OperatedServer(path) as server:
-        server.wait_ready()
+    with OperatedServer(path).until_ended() as server:
         running = InBackground(tag, server)
         wait_until(lambda: server.metric("gpuserve_running_requests", model="m") == 1, "it runs")
         connection = http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S)
@@ -109,4 +109,3 @@ def test_a_drain_at_its_timeout_tells_what_is_left(tmp_path: Path) -> None:
         connection.close()
         fifo.write_text("go")
         assert running.result() == 1.0
-        assert server.end() == 0

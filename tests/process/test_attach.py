@@ -306,14 +306,15 @@ def test_a_new_front_has_the_attached_models_without_a_load(operated: OperatedSe
 def test_an_attached_program_notices_the_end_of_the_server(
     tmp_path: Path, orders: Orders, number: signal.Signals
 ) -> None:
-    with OperatedServer(config(tmp_path, model("own", Orders(tmp_path / "own")))) as operated:
-        operated.wait_ready()
-        with Program(operated.addresses["gRPC"], orders, "m") as program:
-            workers = program.workers
-            operated.process.send_signal(number)
-            took_s = wait_until(lambda: program.process.poll() is not None, "the program ends")
-            measured(f"server ended by {number.name}: the attached program ends after {took_s:.3f} s")
-            last = program.errors().splitlines()[-1]
-            assert last.startswith("gpuserve.errors.AttachError: the server at port ")
-            assert ("it has been stopped" in last) is (number is signal.SIGTERM)
-            assert not wait_ended(workers, TIMEOUT_S)
+    with (
+        OperatedServer(config(tmp_path, model("own", Orders(tmp_path / "own")))).until_killed() as operated,
+        Program(operated.addresses["gRPC"], orders, "m") as program,
+    ):
+        workers = program.workers
+        operated.process.send_signal(number)
+        took_s = wait_until(lambda: program.process.poll() is not None, "the program ends")
+        measured(f"server ended by {number.name}: the attached program ends after {took_s:.3f} s")
+        last = program.errors().splitlines()[-1]
+        assert last.startswith("gpuserve.errors.AttachError: the server at port ")
+        assert ("it has been stopped" in last) is (number is signal.SIGTERM)
+        assert not wait_ended(workers, TIMEOUT_S)

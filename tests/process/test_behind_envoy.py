@@ -197,21 +197,20 @@ def test_tls_on_both_sides_and_a_certificate_that_is_renewed(tmp_path: Path) -> 
     }
     settings = {key: str(path) for key, path in keys.items()} | {"host": "0.0.0.0", "health_port": 8003}
     file = config(tmp_path, model("m", Orders(tmp_path / "orders")), **settings)
-    with OperatedServer(file, "--health-port", "0") as server:
-        server.wait_ready()
-        with in_front_of(tmp_path / "envoy", file, [server], tls_folder=str(folder)) as envoy:
-            context = ssl.create_default_context(cafile=str(authority.certificate))
-            with pytest.raises(OSError, match=r"certificate required|reset|EOF"):
-                asked_over_tls(envoy.http, context)
-            context.load_cert_chain(*map(str, first))
-            assert asked_over_tls(envoy.http, context) == [6.0]
-            shown = ssl.get_server_certificate(("localhost", int(envoy.http.rpartition(":")[2])))
-            assert shown.strip() in first.certificate.read_text()
-            put(folder, renewed)
-            wait_until(
-                lambda: shown_certificate(envoy.http) in renewed.certificate.read_text(), "the new one"
-            )
-            assert asked_over_tls(envoy.http, context) == [6.0]
+    with (
+        OperatedServer(file, "--health-port", "0").until_killed() as server,
+        in_front_of(tmp_path / "envoy", file, [server], tls_folder=str(folder)) as envoy,
+    ):
+        context = ssl.create_default_context(cafile=str(authority.certificate))
+        with pytest.raises(OSError, match=r"certificate required|reset|EOF"):
+            asked_over_tls(envoy.http, context)
+        context.load_cert_chain(*map(str, first))
+        assert asked_over_tls(envoy.http, context) == [6.0]
+        shown = ssl.get_server_certificate(("localhost", int(envoy.http.rpartition(":")[2])))
+        assert shown.strip() in first.certificate.read_text()
+        put(folder, renewed)
+        wait_until(lambda: shown_certificate(envoy.http) in renewed.certificate.read_text(), "the new one")
+        assert asked_over_tls(envoy.http, context) == [6.0]
 
 
 def put(folder: Path, pair: Any) -> None:

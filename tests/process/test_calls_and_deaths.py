@@ -79,8 +79,7 @@ def wait_for_more(server: OperatedServer) -> None:
 
 @pytest.mark.thorough
 def test_threads_go_on_asking_over_fronts_that_die(tmp_path: Path) -> None:
-    with server(tmp_path, *BESIDE) as operated:
-        operated.wait_ready()
+    with server(tmp_path, *BESIDE).until_ended() as operated:
         workers = operated.workers
         wait_for_more(operated)
         for _ in range(3):
@@ -90,14 +89,12 @@ def test_threads_go_on_asking_over_fronts_that_die(tmp_path: Path) -> None:
             wait_until(lambda: operated.status("/v2/health/ready") == 200, "the new front is ready")
             wait_for_more(operated)
         assert operated.workers == workers  # none of them fell over a message of another front
-        assert operated.end() == 0
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("victim", ["doubled", "beside"])
 def test_a_worker_may_die_while_its_memory_is_lent_or_it_borrows(tmp_path: Path, victim: str) -> None:
-    with server(tmp_path, *BESIDE) as operated:
-        operated.wait_ready()
+    with server(tmp_path, *BESIDE).until_ended() as operated:
         front, held = operated.front, []
 
         def shared() -> int:
@@ -112,7 +109,6 @@ def test_a_worker_may_die_while_its_memory_is_lent_or_it_borrows(tmp_path: Path,
         wait_until(lambda: blocks(operated) == 0, "the front's own memory is free")
         # Three threads with 64 KiB each: a segment an arena is enough, whoever has died.
         wait_until(lambda: shared() <= held[0], f"no more than {held} descriptors")
-        assert operated.end() == 0
 
 
 def segments(pid: int) -> int:
@@ -129,12 +125,10 @@ def test_a_call_that_is_given_up_in_an_event_loop_of_its_own_does_not_hold_the_c
     tmp_path: Path,
 ) -> None:
     entries = entry("asking.py:slow"), entry("asking_hard.py:gives_up_on_slow", "impatient")
-    with server(tmp_path, *entries) as operated:
-        operated.wait_ready()
+    with server(tmp_path, *entries).until_ended() as operated:
         for _ in range(3):
             assert operated.infer("impatient", 1.0).output("y") == [0.0]
         assert operated.infer("slow", 2.0).output("y") == [2.0]
-        assert operated.end() == 0
 
 
 @pytest.mark.thorough
@@ -142,8 +136,7 @@ def test_a_request_that_was_accepted_may_ask_while_the_server_drains(tmp_path: P
     fifo = tmp_path / "gate"
     os.mkfifo(fifo)
     late = entry("asking_hard.py:AsksLate", "late", kwargs={"fifo": str(fifo)})
-    with server(tmp_path, *BESIDE, late) as operated:
-        operated.wait_ready()
+    with server(tmp_path, *BESIDE, late).until_killed() as operated:
         wait_for_more(operated)  # threads of another model ask all the time, which holds nothing up
         asked = InBackground(operated.infer, "late", 4.0)
         wait_until(lambda: operated.metric("gpuserve_running_requests", model="late") == 1, "it runs")
@@ -160,8 +153,7 @@ def test_a_request_that_was_accepted_may_ask_while_the_server_drains(tmp_path: P
 
 
 def test_a_model_of_one_instance_that_asks_itself_is_refused(tmp_path: Path) -> None:
-    with server(tmp_path, entry("asking_hard.py:asks_itself")) as operated:
-        operated.wait_ready()
+    with server(tmp_path, entry("asking_hard.py:asks_itself")).until_ended() as operated:
         for _ in range(3):
             started = time.monotonic()
             refused = operated.infer("asks_itself", 1.0)
@@ -172,23 +164,18 @@ def test_a_model_of_one_instance_that_asks_itself_is_refused(tmp_path: Path) -> 
             )
             assert time.monotonic() - started < 5.0
             assert operated.infer("asks_itself", 0.0).output("y") == [0.0]
-        assert operated.end() == 0
 
 
 @pytest.mark.thorough
 def test_as_many_instances_as_calls_within_each_other_are_enough(tmp_path: Path) -> None:
     entries = entry("asking_hard.py:asks_itself", instances=[{"device": "cpu", "count": 3}])
-    with server(tmp_path, entries) as operated:
-        operated.wait_ready()
+    with server(tmp_path, entries).until_ended() as operated:
         for _ in range(5):
             assert operated.infer("asks_itself", 2.0).output("y") == [2.0]
             assert "all of its instances (3) wait" in operated.infer("asks_itself", 3.0).error
-        assert operated.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_model_on_an_event_loop_may_ask_itself(tmp_path: Path) -> None:
-    with server(tmp_path, entry("asking_hard.py:asks_itself_async", "asks_itself")) as operated:
-        operated.wait_ready()
+    with server(tmp_path, entry("asking_hard.py:asks_itself_async", "asks_itself")).until_ended() as operated:
         assert operated.infer("asks_itself", 5.0).output("y") == [5.0]
-        assert operated.end() == 0

@@ -18,10 +18,8 @@ from processes import wait_until
 def server(tmp_path: Path) -> Iterator[OperatedServer]:
     entry = model("m", Orders(tmp_path / "orders"))
     path = config(tmp_path, entry, trace={"file": str(tmp_path / "trace.json"), "rate": 1})
-    with OperatedServer(path) as running:
-        running.wait_ready()
+    with OperatedServer(path).until_ended() as running:
         yield running
-        assert running.end() == 0
 
 
 def update(server: OperatedServer, path: str, **settings: Any) -> Any:

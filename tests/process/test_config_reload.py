@@ -236,8 +236,7 @@ def test_a_server_of_a_callable_asks_it_again(tmp_path: Path) -> None:
     module.write_text("def f(requests):\n    return [{'y': one['x']} for one in requests]\n")
     tensors = ("--input", "x:float32:-1", "--output", "y:float32:-1")
     command = (GPUSERVE, "serve", f"{module}:f", *tensors, *FREE_PORTS, "--log-format", "json")
-    with OperatedServer(module, command=command) as server:
-        server.wait_ready()
+    with OperatedServer(module, command=command).until_killed() as server:
         server.process.send_signal(signal.SIGHUP)
         server.wait_log("config reload: nothing has changed")
         assert server.status("/v2/health/ready") == 200

@@ -45,9 +45,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]
     echo = model("echo", "echo", [tensor("x", "UINT8", -1)], [tensor("y", "UINT8", -1)], 64)
     config = write_config(tmp_path_factory.mktemp("floods"), [echo], host="0.0.0.0", **LIMITS)
     serve = f"ulimit -n {N_FILES}; exec {GPUSERVE} serve {config} {' '.join(FREE_PORTS)} --log-format json"
-    with OperatedServer(config, command=("bash", "-c", serve)) as started:
+    with OperatedServer(config, command=("bash", "-c", serve)).until_ended() as started:
         yield started.wait_ready()
-        assert started.end() == 0
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ def served(group: Group, folder: Path, **settings: Any) -> Iterator[OperatedServ
     """A server in the group, of which nothing is killed."""
     config = write_config(folder, [ECHO], host="127.0.0.1", **settings)
     command = group.within(GPUSERVE, "serve", str(config), *FREE_PORTS)
-    with OperatedServer(config, command=command) as server:
+    with OperatedServer(config, command=command).until_ended() as server:
         family = server.wait_ready().family()
         yield server
         assert kills(group) == 0
@@ -70,7 +70,6 @@ def served(group: Group, folder: Path, **settings: Any) -> Iterator[OperatedServ
         assert server.infer("echo", 1.0).status == 200
         for gauge in ("gpuserve_intake_bytes", "gpuserve_arena_blocks"):
             assert server.metric(gauge) == 0
-        assert server.end() == 0
 
 
 def by_http(server: OperatedServer) -> str:

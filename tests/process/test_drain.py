@@ -52,8 +52,7 @@ def program(path: Path, then: str = "server.serve()") -> OperatedServer:
 
 
 def test_everything_that_is_queued_is_answered(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders, max_batch_size=1))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders, max_batch_size=1))).until_killed() as server:
         family = server.family()
         orders.shut()
         asked = [InBackground(server.infer, "m", float(value)) for value in range(20)]
@@ -117,15 +116,16 @@ def test_an_idle_server_ends_at_once_whatever_connections_are_open(
 def test_a_connection_that_never_asked_anything_holds_the_end_up_for_a_moment_only(
     tmp_path: Path, orders: Orders
 ) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
-        with socket.create_connection(server.addresses["HTTP"].split(":")) as silent:
-            started = time.monotonic()
-            assert server.end() == 0
-            took_s = time.monotonic() - started
-            measured(f"SIGTERM to exit, with a silent connection open: {took_s:.3f} s")
-            assert took_s < 5.0
-            assert silent.recv(1) == b""
+    with (
+        OperatedServer(config(tmp_path, model("m", orders))).until_killed() as server,
+        socket.create_connection(server.addresses["HTTP"].split(":")) as silent,
+    ):
+        started = time.monotonic()
+        assert server.end() == 0
+        took_s = time.monotonic() - started
+        measured(f"SIGTERM to exit, with a silent connection open: {took_s:.3f} s")
+        assert took_s < 5.0
+        assert silent.recv(1) == b""
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -135,8 +135,7 @@ def test_a_large_answer_to_a_slow_client_is_written_to_its_end(
     width = 8 << 20
     both = make_certificate(tmp_path)
     tls = {"tls_certfile": str(both), "tls_keyfile": str(both)} if scheme == "https" else {}
-    with OperatedServer(config(tmp_path, model("m", orders), **tls)) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders), **tls)).until_killed() as server:
         head = json.dumps({
             "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, width],
                         "parameters": {"binary_data_size": 4 * width}}],
@@ -155,8 +154,7 @@ def test_a_large_answer_to_a_slow_client_is_written_to_its_end(
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_killed() as server:
         family = server.family()
         orders.shut()
         asked = InBackground(server.infer, "m", 1.0)
@@ -174,8 +172,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path, orders: Orders) -> None:
 def test_a_drain_that_takes_too_long_tells_those_who_wait(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(
         config(tmp_path, model("m", orders, max_batch_size=1), drain_timeout_s=0.3)
-    ) as server:
-        server.wait_ready()
+    ).until_killed() as server:
         orders.shut()
         asked = [InBackground(server.infer, "m", 1.0) for _ in range(3)]
         orders.wait_calls(1)
@@ -190,8 +187,7 @@ def test_a_drain_that_takes_too_long_tells_those_who_wait(tmp_path: Path, orders
 
 @pytest.mark.thorough
 def test_a_worker_that_dies_during_the_drain(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_killed() as server:
         orders.shut()
         asked = InBackground(server.infer, "m", 8.0)
         (call,) = orders.wait_calls(1)
@@ -206,8 +202,7 @@ def test_a_worker_that_dies_during_the_drain(tmp_path: Path, orders: Orders) -> 
 
 @pytest.mark.thorough
 def test_a_front_that_dies_during_the_drain_is_not_started_again(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_killed() as server:
         orders.shut()
         asked = InBackground(server.infer, "m", 8.0)
         orders.wait_calls(1)
@@ -235,8 +230,7 @@ def test_a_signal_while_a_model_loads(tmp_path: Path, orders: Orders, number: si
 
 
 def test_ctrl_c_reaches_the_group_and_acts_once(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_killed() as server:
         orders.shut()
         asked = InBackground(server.infer, "m", 1.0)
         orders.wait_calls(1)
@@ -252,8 +246,7 @@ def test_ctrl_c_reaches_the_group_and_acts_once(tmp_path: Path, orders: Orders) 
 @pytest.mark.thorough
 @pytest.mark.parametrize("victim", ["launcher", "front", "worker"])
 def test_nothing_is_left_after_a_kill(tmp_path: Path, orders: Orders, victim: str) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_killed() as server:
         assert server.infer("m", 1.0).status == 200
         family = server.family()
         pid = dict(zip(("launcher", "front", "worker"), family, strict=True))[victim]
@@ -269,8 +262,7 @@ def test_nothing_is_left_after_a_kill(tmp_path: Path, orders: Orders, victim: st
 
 
 def test_a_program_with_a_server_in_it_that_is_killed(tmp_path: Path) -> None:
-    with program(tmp_path) as server:
-        server.wait_ready()
+    with program(tmp_path).until_killed() as server:
         family = server.family()
         assert len([pid for pid in family if pid]) == 3
         server.end(signal.SIGKILL)
@@ -280,8 +272,7 @@ def test_a_program_with_a_server_in_it_that_is_killed(tmp_path: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", variants(signal.SIGTERM, signal.SIGINT))
 def test_a_program_that_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> None:
-    with program(tmp_path) as server:
-        server.wait_ready()
+    with program(tmp_path).until_killed() as server:
         family = server.family()
         assert server.infer("m", 4.0).output("y") == [8.0]
         assert server.end(number) == 0
@@ -293,8 +284,7 @@ def test_a_program_that_serves_until_a_signal(tmp_path: Path, number: signal.Sig
 def test_a_program_that_ends_without_a_word(tmp_path: Path, then: str) -> None:
     fifo = tmp_path / "go"
     os.mkfifo(fifo)
-    with program(tmp_path, f"server.run(); open({str(fifo)!r}).close(); {then}") as server:
-        server.wait_ready()
+    with program(tmp_path, f"server.run(); open({str(fifo)!r}).close(); {then}").until_killed() as server:
         family = server.family()
         assert len([pid for pid in family if pid]) == 3
         fifo.write_bytes(b"")

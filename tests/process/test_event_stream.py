@@ -343,17 +343,18 @@ def test_a_model_that_cannot_be_loaded_and_an_ingress_process_that_dies(tmp_path
     orders = Orders(tmp_path / "orders")
     models = model("m", orders), model("broken", orders, "load_fails")
     settings = {"host": "127.0.0.1", "exit_on_error": False, "ingress_processes": 2}
-    with OperatedServer(config(tmp_path, *models, **settings)) as server:
-        server.wait_ready()
-        with following(server, "model_load_failed", "door_died", past=True) as stream:
-            failed = until(stream, kind="model_load_failed")[-1]
-            assert (failed["model"], failed["version"]) == ("broken", 1)
-            assert "instance cpu#0 could not be started" in failed["reason"]
-            ingress = ask_operator(server.addresses["HTTP"], "status").result["server"]["doors"]
-            os.kill(ingress[1]["pid"], signal.SIGKILL)
-            died = until(stream, kind="door_died")[-1]
-            assert (died["door"], died["restart_in_s"]) == (1, 0.0)
-            assert died["reason"].startswith("signal SIGKILL")
+    with (
+        OperatedServer(config(tmp_path, *models, **settings)).until_killed() as server,
+        following(server, "model_load_failed", "door_died", past=True) as stream,
+    ):
+        failed = until(stream, kind="model_load_failed")[-1]
+        assert (failed["model"], failed["version"]) == ("broken", 1)
+        assert "instance cpu#0 could not be started" in failed["reason"]
+        ingress = ask_operator(server.addresses["HTTP"], "status").result["server"]["doors"]
+        os.kill(ingress[1]["pid"], signal.SIGKILL)
+        died = until(stream, kind="door_died")[-1]
+        assert (died["door"], died["restart_in_s"]) == (1, 0.0)
+        assert died["reason"].startswith("signal SIGKILL")
 
 
 @pytest.mark.thorough

@@ -26,8 +26,7 @@ def lenient(folder: Path, *models: dict[str, Any], **settings: Any) -> OperatedS
 @pytest.mark.thorough
 def test_the_others_are_served_until_it_is_loaded(tmp_path: Path) -> None:
     second = entry("good", 2.0, version=2, broken=str(tmp_path / "broken"))
-    with lenient(tmp_path, entry("good"), second) as server:
-        server.wait_ready()
+    with lenient(tmp_path, entry("good"), second).until_ended() as server:
         client = Client("grpc", server.addresses["gRPC"])
         assert client.infer("good").tag == 1.0
         assert (server.status("/v2/health/live"), server.status("/v2/health/ready")) == (200, 400)
@@ -48,11 +47,8 @@ def test_the_others_are_served_until_it_is_loaded(tmp_path: Path) -> None:
         assert client.infer("bad").tag == 1.0
         assert server.front == front
         kill_front(server)
-        assert server.end() == 0
 
 
 def test_it_is_not_missed_where_readiness_asks_for_nothing_or_somebody_took_it_out(tmp_path: Path) -> None:
-    with lenient(tmp_path, min_ready_instances=0) as server:
-        server.wait_ready()
+    with lenient(tmp_path, min_ready_instances=0).until_ended() as server:
         assert server.status("/v2/health/ready") == 200
-        assert server.end() == 0

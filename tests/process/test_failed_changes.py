@@ -109,10 +109,8 @@ def long_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedSe
     """A server that all refused operations of this file are tried at, one after the other."""
     folder = tmp_path_factory.mktemp("served")
     path = config(folder, *_MODELS(folder), model_control="explicit", load_at_start=["m"])
-    with OperatedServer(path) as server:
-        server.wait_ready()
+    with OperatedServer(path).until_ended() as server:
         yield server
-        assert server.end() == 0
 
 
 def _MODELS(folder: Path) -> list[dict[str, Any]]:
@@ -172,8 +170,7 @@ def test_an_operation_without_descriptors_loses_no_request(
 def test_a_poll_without_descriptors_changes_nothing(tmp_path: Path) -> None:
     settings = {"model_control": "poll", "repository_poll_s": 0.05}
     path = config(tmp_path, model("m", Orders(tmp_path / "orders")), **settings)
-    with OperatedServer(path) as server:
-        server.wait_ready()
+    with OperatedServer(path).until_ended() as server:
         with server.client() as client, InferringSteadily(server) as load:
             with without_descriptors(server, server.pid):
                 path.write_text(path.read_text().replace('"max_batch_size": 64', '"max_batch_size": 63'))
@@ -183,51 +180,46 @@ def test_a_poll_without_descriptors_changes_nothing(tmp_path: Path) -> None:
             server.wait_log("config reload: model m is reloaded")
             assert serves(server, client)
         assert load.lost == []
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_front_without_descriptors_lives_through_its_housekeeping(tmp_path: Path) -> None:
     port = unlikely_port()
     path = config(tmp_path, model("m", Orders(tmp_path / "orders")), health_port=port)
-    with OperatedServer(path) as server:
-        server.wait_ready()
-        with server.client() as client, contextlib.ExitStack() as probes:
-            front = server.front
+    with (
+        OperatedServer(path).until_ended() as server,
+        server.client() as client,
+        contextlib.ExitStack() as probes,
+    ):
+        front = server.front
+        assert serves(server, client)
+        with without_descriptors(server, front):
+            n_lines = len(server.log)
+            for _ in range(100):
+                probe = probes.enter_context(socket.socket())
+                probe.connect(("127.0.0.1", port))
+            server.wait_log("the health port has no descriptor left for a connection")
+            began = time.monotonic()  # two rounds of housekeeping
+            wait_until(lambda: time.monotonic() - began > 2.5 * TRIM_PERIOD_S, "the heap was looked at twice")
             assert serves(server, client)
-            with without_descriptors(server, front):
-                n_lines = len(server.log)
-                for _ in range(100):
-                    probe = probes.enter_context(socket.socket())
-                    probe.connect(("127.0.0.1", port))
-                server.wait_log("the health port has no descriptor left for a connection")
-                began = time.monotonic()  # two rounds of housekeeping
-                wait_until(
-                    lambda: time.monotonic() - began > 2.5 * TRIM_PERIOD_S, "the heap was looked at twice"
-                )
-                assert serves(server, client)
-            assert server.front == front
-            assert len(server.log) - n_lines < 10
-            assert serves(server, client)
-        assert server.end() == 0
+        assert server.front == front
+        assert len(server.log) - n_lines < 10
+        assert serves(server, client)
 
 
 def test_a_front_without_descriptors_refuses_connections_and_does_not_spin(tmp_path: Path) -> None:
     path = config(tmp_path, model("m", Orders(tmp_path / "orders")))
-    with OperatedServer(path) as server:
-        server.wait_ready()
-        with server.client() as client:
-            assert client.infer("m", 1.0).output("y") == [2.0]
-            with without_descriptors(server, server.front):
-                before = cpu_s(server.front)
-                began = time.monotonic()
-                for _ in range(20):
-                    assert server.status("/v2/health/live") == 0  # refused, not kept waiting
-                assert time.monotonic() - began < 5.0
-                assert cpu_s(server.front) - before < 1.0
-                assert serves(server, client)
-            assert server.status("/v2/health/live") == 200
-        assert server.end() == 0
+    with OperatedServer(path).until_ended() as server, server.client() as client:
+        assert client.infer("m", 1.0).output("y") == [2.0]
+        with without_descriptors(server, server.front):
+            before = cpu_s(server.front)
+            began = time.monotonic()
+            for _ in range(20):
+                assert server.status("/v2/health/live") == 0  # refused, not kept waiting
+            assert time.monotonic() - began < 5.0
+            assert cpu_s(server.front) - before < 1.0
+            assert serves(server, client)
+        assert server.status("/v2/health/live") == 200
 
 
 @pytest.mark.thorough
@@ -236,8 +228,7 @@ def test_a_reload_that_hangs_keeps_no_other_command_waiting_without_a_word(tmp_p
     os.mkfifo(gate)
     (tmp_path / "hangs.py").write_text(f"open({str(gate)!r}).read()\n\ndef hangs(x): ...\n")
     path = config(tmp_path, model("m", Orders(tmp_path / "orders")))
-    with OperatedServer(path) as server:
-        server.wait_ready()
+    with OperatedServer(path).until_ended() as server:
         document = json.loads(path.read_text())
         document["models"].append({"name": "new", "callable": "hangs.py:hangs"})
         path.write_text(json.dumps(document))
@@ -257,4 +248,3 @@ def test_a_reload_that_hangs_keeps_no_other_command_waiting_without_a_word(tmp_p
             path.write_text(json.dumps(document))
             gate.write_text("")  # the module comes back
             assert {first.wait(TIMEOUT_S), second.wait(TIMEOUT_S)} <= {0, 1, 4}
-        assert server.end() == 0

@@ -63,8 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]
     folder = tmp_path_factory.mktemp("footprint")
     (folder / "model.py").write_text(MODEL_FILE)
     (folder / "config.yaml").write_text(CONFIG)
-    with OperatedServer(folder / "config.yaml") as started:
-        started.wait_ready()
+    with OperatedServer(folder / "config.yaml").until_killed() as started:
         infer(grpc_client.InferenceServerClient(started.addresses["gRPC"]))
         infer(http_client.InferenceServerClient(started.addresses["HTTP"]))
         yield started

@@ -29,8 +29,7 @@ def killed_front(server: OperatedServer) -> float:
 
 def test_a_new_front_has_the_old_ports_and_the_old_workers(tmp_path: Path, orders: Orders) -> None:
     entry = model("m", orders, instances=[{"device": "cpu", "count": 2}])
-    with OperatedServer(config(tmp_path, entry)) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, entry)).until_ended() as server:
         workers = server.workers
         assert server.infer("m", 1.0).output("calls") == [1]
         started = time.monotonic()
@@ -42,13 +41,11 @@ def test_a_new_front_has_the_old_ports_and_the_old_workers(tmp_path: Path, order
             assert server.infer("m", 1.0).output("y") == [2.0]
         assert server.workers == workers
         assert {call["pid"] for call in orders.calls()} == set(workers)
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_callable_keeps_its_state_over_fronts(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         assert server.infer("m", 1.0).output("calls") == [1]
         killed_front(server)
         assert server.infer("m", 1.0).output("calls") == [2]
@@ -57,14 +54,12 @@ def test_a_callable_keeps_its_state_over_fronts(tmp_path: Path, orders: Orders) 
         assert server.infer("m", 1.0, width=LARGE).status == 200
         assert server.infer("m", 1.0).output("calls") == [5]
         assert server.metric("gpuserve_arena_blocks", model="m") == 0
-        assert server.end() == 0
 
 
 def test_what_is_in_flight_gets_a_connection_error_and_the_worker_goes_on(
     tmp_path: Path, orders: Orders
 ) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         orders.shut()
         asked = InBackground(server.infer, "m", 1.0, width=LARGE)
         orders.wait_calls(1)
@@ -75,13 +70,11 @@ def test_what_is_in_flight_gets_a_connection_error_and_the_worker_goes_on(
         wait_until(lambda: server.metric("gpuserve_queue_requests", model="m") >= 0, "it is asked")
         orders.open()
         assert again.result().output("calls") == [2]  # the first went on to its end, for nobody
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_fronts_that_die_in_a_row_under_traffic(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         workers, over = server.workers, threading.Event()
         answers: list[list[float]] = []
 
@@ -105,17 +98,14 @@ def test_fronts_that_die_in_a_row_under_traffic(tmp_path: Path, orders: Orders) 
         assert all(answer == [42.0] for answer in answers)
         assert server.workers == workers
         assert server.metric("gpuserve_running_requests", model="m") == 0
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_front_and_a_worker_that_die_together(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         os.kill(server.workers[0], signal.SIGKILL)
         killed_front(server)
         assert server.infer("m", 1.0).output("y") == [2.0]
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
@@ -123,7 +113,7 @@ def test_a_front_that_dies_while_models_load_is_replaced(tmp_path: Path, orders:
     orders.shut()
     port = free_port()
     flags = ("--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0")
-    with OperatedServer(config(tmp_path, model("m", orders, "load_slowly")), *flags) as server:
+    with OperatedServer(config(tmp_path, model("m", orders, "load_slowly")), *flags).until_ended() as server:
         server.addresses["HTTP"] = f"localhost:{port}"
         wait_until(lambda: server.status("/v2/health/live") == 200, "the front accepts")
         first = server.front
@@ -132,19 +122,17 @@ def test_a_front_that_dies_while_models_load_is_replaced(tmp_path: Path, orders:
         orders.open()
         server.wait_ready()
         assert server.infer("m", 1.0).output("y") == [2.0]
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_front_that_is_killed_before_it_ever_accepted_is_tried_once_more(
     tmp_path: Path, orders: Orders
 ) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
+    with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         wait_until(lambda: server.front, "the front is started")
         os.kill(server.front, signal.SIGKILL)
         server.wait_ready()
         assert server.infer("m", 1.0).output("y") == [2.0]
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
@@ -165,14 +153,12 @@ def test_a_front_that_is_killed_twice_before_it_ever_accepted_is_a_failure_of_th
 def test_a_front_ignores_the_signals_that_are_meant_for_the_supervisor(
     tmp_path: Path, orders: Orders
 ) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         front = server.front
         os.kill(front, signal.SIGTERM)
         os.kill(front, signal.SIGINT)
         assert server.infer("m", 1.0).output("y") == [2.0]
         assert server.front == front
-        assert server.end() == 0
 
 
 def free_port() -> int:

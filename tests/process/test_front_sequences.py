@@ -42,8 +42,7 @@ def test_a_new_front_begins_with_no_sequence(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     server_keys = {"host": "127.0.0.1", "log_format": "json", "lame_duck_s": 0}
     path.write_text(json.dumps({"server": server_keys, "models": [MODEL]}))
-    with OperatedServer(path) as server:
-        server.wait_ready()
+    with OperatedServer(path).until_ended() as server:
         before = ask(server, 1, sequence_id="a", sequence_start=True)
         assert isinstance(before, dict)
         front = server.front
@@ -58,4 +57,3 @@ def test_a_new_front_begins_with_no_sequence(tmp_path: Path) -> None:
         after = ask(server, 5, sequence_id="b", sequence_start=True)
         assert isinstance(after, dict)
         assert after == {"y": 5, "pid": before["pid"], "kept": 1, "dropped": 1}
-        assert server.end() == 0

@@ -42,33 +42,28 @@ def blocks(server: OperatedServer) -> float:
 
 @pytest.mark.thorough
 def test_a_block_is_free_again_when_the_callable_lets_go_of_it(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders, "Keeper"))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders, "Keeper"))).until_ended() as server:
         for kept in (1, 2, 3):
             assert server.infer("m", float(kept), width=LARGE).status == 200
             assert blocks(server) == kept
         assert server.infer("m", -1.0).status == 200
         wait_until(lambda: blocks(server) == 0, "every block is free")
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_blocks_that_a_dead_worker_kept_are_free_again(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders, "Keeper"))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders, "Keeper"))).until_ended() as server:
         assert server.infer("m", 1.0, width=LARGE).status == 200
         assert blocks(server) == 1
         os.kill(server.workers[0], signal.SIGKILL)
         wait_until(lambda: blocks(server) == 0, "its block is free")
         server.wait_model_ready("m")
         assert server.infer("m", 1.0, width=LARGE).status == 200
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_new_front_has_no_part_in_what_was_kept_from_the_old_one(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders, "Keeper"))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders, "Keeper"))).until_ended() as server:
         assert server.infer("m", 1.0, width=LARGE).status == 200
         first = server.front
         os.kill(first, signal.SIGKILL)
@@ -77,7 +72,6 @@ def test_a_new_front_has_no_part_in_what_was_kept_from_the_old_one(tmp_path: Pat
         assert server.infer("m", 2.0, width=LARGE).status == 200
         assert server.infer("m", -1.0).status == 200  # lets go of both
         wait_until(lambda: blocks(server) == 0, "every block is free")
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
@@ -85,29 +79,24 @@ def test_a_new_front_has_no_part_in_what_was_kept_from_the_old_one(tmp_path: Pat
 def test_the_retry_of_a_callable_that_writes_to_its_input_sees_the_original(
     tmp_path: Path, orders: Orders, rows: int
 ) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders, "Writer"))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders, "Writer"))).until_ended() as server:
         orders.die("SIGKILL")
         answer = server.infer("m", *[1.0] * rows)
         assert answer.output("y") == [2002.0] * rows  # once 1000 more, not twice
         assert [call["first"] for call in orders.calls()] == [1.0, 1.0]
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_large_body_that_was_written_to_is_not_run_again(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders, "Writer"))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders, "Writer"))).until_ended() as server:
         orders.die("segfault")
         assert server.infer("m", 1.0, width=LARGE).status == 503
         assert len(orders.calls()) == 1
         assert blocks(server) == 0
-        assert server.end() == 0
 
 
 def test_user_code_that_does_what_it_likes_with_its_process(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders, "Rude"))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders, "Rude"))).until_killed() as server:
         (worker,) = server.workers
         assert server.infer("m", 1.0).output("y") == [2.0]
         server.wait_log("a line of the user's")
@@ -125,8 +114,7 @@ def test_user_code_that_does_what_it_likes_with_its_process(tmp_path: Path, orde
 
 @pytest.mark.parametrize("target", variants("Parent", "Forker"))
 def test_a_child_hides_no_death_and_ends_with_its_worker(tmp_path: Path, orders: Orders, target: str) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders, target))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders, target))).until_killed() as server:
         (worker,) = server.workers
         assert server.infer("m", 1.0).output("y") == [2.0]
         child = orders.child()
@@ -147,20 +135,17 @@ def test_deaths_are_seen_by_a_server_whose_parent_ignores_those_of_its_children(
 ) -> None:
     path = config(tmp_path, model("m", orders, "Parent"))
     command = (sys.executable, "-c", IGNORING, GPUSERVE, "serve", str(path), *FREE_PORTS, "--log-format=json")
-    with OperatedServer(path, command=command) as server:
-        server.wait_ready()
+    with OperatedServer(path, command=command).until_ended() as server:
         assert server.infer("m", 1.0).output("y") == [2.0]
         os.kill(server.workers[0], signal.SIGKILL)
         server.wait_log("died (signal SIGKILL)")
         assert not wait_ended([orders.child()], 2.0)
         server.wait_model_ready("m")
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_child_in_a_session_of_its_own_is_the_users(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders, "Releaser"))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders, "Releaser"))).until_killed() as server:
         assert server.infer("m", 1.0).output("y") == [2.0]
         family = server.family()
         assert server.end() == 0
@@ -170,14 +155,12 @@ def test_a_child_in_a_session_of_its_own_is_the_users(tmp_path: Path, orders: Or
 
 @pytest.mark.thorough
 def test_a_child_inherits_nothing_of_ours(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders, "Parent"))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders, "Parent"))).until_ended() as server:
         assert server.infer("m", 1.0, width=LARGE).status == 200
         _, *targets = (orders.directory / "child").read_text().split("\n")
         assert not [one for one in targets if one.startswith("socket:") or "memfd" in one]
         # /dev/null, and the one pipe that stdout and stderr are.
         assert len({one for one in targets if not one.startswith("/proc/")}) <= 2
-        assert server.end() == 0
 
 
 def test_a_worker_that_breaks_the_protocol_takes_nothing_with_it(tmp_path: Path, orders: Orders) -> None:
@@ -187,8 +170,7 @@ def test_a_worker_that_breaks_the_protocol_takes_nothing_with_it(tmp_path: Path,
         {**model(name, orders), "callable": str(tmp_path / f"vandal.py:{target}")}
         for name, target in (("boot", "Boot"), ("link", "Link"), ("closes", "Closes"))
     ]
-    with OperatedServer(config(tmp_path, model("well", orders), *entries)) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("well", orders), *entries)).until_ended() as server:
         supervisor, front = server.pid, server.front
         for name in ("boot", "link", "closes"):
             first = server.infer(name, 1.0)  # it vandalises, and is ended; its successor answers
@@ -200,7 +182,6 @@ def test_a_worker_that_breaks_the_protocol_takes_nothing_with_it(tmp_path: Path,
             server.wait_model_ready(name)
             assert server.infer("well", 1.0).output("y") == [2.0]
         assert (server.pid, server.front) == (supervisor, front)
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
@@ -328,15 +309,13 @@ def test_the_log_shows_frames_of_user_code_only(tmp_path: Path) -> None:
     tensor = {"dtype": "float32", "shape": [-1]}
     entry: dict[str, Any] = {"name": "m", "callable": "wrong.py:m", "max_batch_size": 8}
     entry |= {"inputs": [{"name": "x", **tensor}], "outputs": [{"name": "y", **tensor}]}
-    with OperatedServer(config(tmp_path, entry)) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, entry)).until_ended() as server:
         assert server.infer("m", 0.0).error.startswith("Unsupported output type NoneType: expected")
         assert server.infer("m", 2.0).error == "list index out of range"
         assert server.infer("m", 1.0).error == (
             "model 'm': the worker process died twice while it ran this request"
         )
         server.wait_log("died (its callable raised SystemExit: 3)", 2)
-        assert server.end() == 0
     refused, failed, *exits = [one for one in server.messages() if one["level"] == "error"]
     assert "exc" not in refused
     assert [one["exc"].count("File ") for one in (failed, *exits)] == [1, 1, 1]
@@ -358,7 +337,6 @@ def test_the_log_names_threads_that_keep_a_worker_from_ending(tmp_path: Path) ->
     tensor = {"dtype": "float32", "shape": [1]}
     entry = {"name": "m", "callable": "leaves.py:answer", "inputs": [{"name": "x", **tensor}]}
     path = config(tmp_path, {**entry, "outputs": [{"name": "y", **tensor}]})
-    with OperatedServer(path) as server:
-        server.wait_ready()
+    with OperatedServer(path).until_killed() as server:
         assert server.end() == 0
         server.wait_log("the process cannot end before threads of the inference callable: uploads")

@@ -64,8 +64,7 @@ def test_it_asks_nobody_for_a_certificate_or_a_token(tmp_path: Path, orders: Ord
         "health_port": 0,
         "host": "127.0.0.1",
     }
-    with OperatedServer(config(tmp_path, model("m", orders), **closed)) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders), **closed)).until_killed() as server:
         address = server.addresses["health"]
         # Another thread answers there, and hears of it a moment after the log.
         wait_until(lambda: get(address, "/v2/health/ready") == 200, "ready")
@@ -90,8 +89,7 @@ def test_it_asks_nobody_for_a_certificate_or_a_token(tmp_path: Path, orders: Ord
 @pytest.mark.thorough
 def test_it_answers_while_every_callable_hangs_and_the_front_is_busy(tmp_path: Path, orders: Orders) -> None:
     settings = {"health_port": 0, "host": "127.0.0.1"}
-    with OperatedServer(config(tmp_path, model("m", orders), **settings)) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders), **settings)).until_killed() as server:
         orders.shut()
         hung = [InBackground(server.infer, "m", 1.0) for _ in range(8)]
         orders.wait_calls(1)
@@ -164,19 +162,20 @@ def test_too_few_instances(tmp_path: Path, orders: Orders, wanted: int, is_enoug
     """The server is not ready, but the model that lacks one takes requests."""
     two = model("m", orders, instances=[{"device": "cpu", "count": 2}])
     settings = {"health_port": 0, "host": "127.0.0.1", "min_ready_instances": wanted}
-    with OperatedServer(config(tmp_path, two, model("n", orders), **settings)) as server:
-        server.wait_ready()
-        with grpc.insecure_channel(server.addresses["health"]) as channel:
-            readiness = watch(channel, "readiness")
-            assert SERVING in readiness  # n has one instance, and cannot have two
-            os.kill(victim(server, orders), signal.SIGKILL)
-            if not is_enough:
-                assert next(readiness) == NOT_SERVING
-                assert (check(channel, "model/m"), check(channel, "liveness")) == (SERVING, SERVING)
-                assert next(readiness) == SERVING
-            else:
-                server.wait_log("ready after", times=4)
-                assert check(channel, "readiness") == SERVING
+    with (
+        OperatedServer(config(tmp_path, two, model("n", orders), **settings)).until_killed() as server,
+        grpc.insecure_channel(server.addresses["health"]) as channel,
+    ):
+        readiness = watch(channel, "readiness")
+        assert SERVING in readiness  # n has one instance, and cannot have two
+        os.kill(victim(server, orders), signal.SIGKILL)
+        if not is_enough:
+            assert next(readiness) == NOT_SERVING
+            assert (check(channel, "model/m"), check(channel, "liveness")) == (SERVING, SERVING)
+            assert next(readiness) == SERVING
+        else:
+            server.wait_log("ready after", times=4)
+            assert check(channel, "readiness") == SERVING
 
 
 def victim(server: OperatedServer, orders: Orders) -> int:

@@ -34,8 +34,7 @@ def n_connections(server: OperatedServer) -> list[int]:
 
 
 def test_clients_of_every_process_are_notified_and_new_ones_are_not(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server, contextlib.ExitStack() as stack:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_ended() as server, contextlib.ExitStack() as stack:
         kept = [http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S) for _ in range(2)]
         for one in kept:
             stack.callback(one.close)
@@ -58,13 +57,11 @@ def test_clients_of_every_process_are_notified_and_new_ones_are_not(tmp_path: Pa
         with server.client() as client:
             assert [client.infer("m", float(n)).output("y") for n in range(2)] == [[0.0], [2.0]]
         assert drain(server, undo=True).text == "in service again"
-        assert server.end() == 0
 
 
 @pytest.mark.thorough  # the process has five seconds
 def test_a_hung_ingress_process_does_not_delay_the_end(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_killed() as server:
         (hung, _) = [row["pid"] for row in status(server.addresses["HTTP"])["server"]["doors"]]
         with server.client() as client:
             assert client.get("/v2/health/ready").status == 200
@@ -76,8 +73,7 @@ def test_a_hung_ingress_process_does_not_delay_the_end(tmp_path: Path, orders: O
 def test_an_ingress_process_that_dies_while_drained_is_replaced_by_a_drained_one(
     tmp_path: Path, orders: Orders
 ) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_ended() as server:
         assert drain(server).code == ""
         for row in status(server.addresses["HTTP"])["server"]["doors"]:
             os.kill(row["pid"], signal.SIGKILL)
@@ -85,4 +81,3 @@ def test_an_ingress_process_that_dies_while_drained_is_replaced_by_a_drained_one
         assert server.infer("m", 3.0).output("y") == [6.0]
         assert drain(server, undo=True).text == "in service again"
         wait_until(lambda: server.status("/v2/health/ready") == 200, "in service")
-        assert server.end() == 0

@@ -33,11 +33,9 @@ N_INGRESS = 2
 
 @pytest.fixture
 def server(tmp_path: Path, orders: Orders) -> Iterator[OperatedServer]:
-    with operated(tmp_path, orders) as found:
-        found.wait_ready()
+    with operated(tmp_path, orders).until_ended() as found:
         yield found
         (orders.directory / "shut").unlink(missing_ok=True)
-        assert found.end() == 0
 
 
 def operated(tmp_path: Path, orders: Orders, target: str = "Mortal", **settings: Any) -> OperatedServer:
@@ -265,21 +263,21 @@ def rows_of(server: OperatedServer) -> list[dict[str, Any]]:
 @pytest.mark.thorough
 def test_models_settings_and_limits_are_those_of_the_new_front(tmp_path: Path, orders: Orders) -> None:
     limits = {"max_connections": 6, "max_connections_per_address": 4}
-    with operated(tmp_path, orders, **limits, model_control="explicit") as server:
-        server.wait_ready()
-        with kept_clients(server, 4) as clients:
-            wait_back_by(clients[0], server, kill_front(server))
-            wait_until(lambda: server.status("/v2/health/ready") == 0, "the four that were kept count")
-            clients.pop().connection.close()
-            wait_until(lambda: server.status("/v2/health/ready") == 200, "there is a place again")
-            path = "/v2/repository/models/m/unload"
-            assert clients[0]._call("POST", path, b"{}", {}).status == 200
-            assert clients[1].infer("m", 1.0).status != 200
-            wait_back_by(clients[0], server, kill_front(server), ready=False)
-            assert clients[1].infer("m", 1.0).status in {400, 404}
-            assert clients[0]._call("POST", path.replace("unload", "load"), b"{}", {}).status == 200
-            assert clients[1].infer("m", 4.0).output("y") == [8.0]
-        assert server.end() == 0
+    with (
+        operated(tmp_path, orders, **limits, model_control="explicit").until_ended() as server,
+        kept_clients(server, 4) as clients,
+    ):
+        wait_back_by(clients[0], server, kill_front(server))
+        wait_until(lambda: server.status("/v2/health/ready") == 0, "the four that were kept count")
+        clients.pop().connection.close()
+        wait_until(lambda: server.status("/v2/health/ready") == 200, "there is a place again")
+        path = "/v2/repository/models/m/unload"
+        assert clients[0]._call("POST", path, b"{}", {}).status == 200
+        assert clients[1].infer("m", 1.0).status != 200
+        wait_back_by(clients[0], server, kill_front(server), ready=False)
+        assert clients[1].infer("m", 1.0).status in {400, 404}
+        assert clients[0]._call("POST", path.replace("unload", "load"), b"{}", {}).status == 200
+        assert clients[1].infer("m", 4.0).output("y") == [8.0]
 
 
 def wait_back_by(client: Client, server: OperatedServer, killed: int, *, ready: bool = True) -> None:
@@ -294,8 +292,7 @@ def wait_back_by(client: Client, server: OperatedServer, killed: int, *, ready: 
 def test_the_end_of_a_server_without_a_front_is_the_end_of_all(
     tmp_path: Path, orders: Orders, number: signal.Signals
 ) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_killed() as server:
         family = descendants(server.pid)
         with no_front(server):
             wait_until(lambda: server.front == 0, "there is none")
@@ -456,7 +453,5 @@ def test_the_front_is_killed_under_load(server: OperatedServer) -> None:
 def test_the_front_is_killed_again_and_again_under_load(
     tmp_path: Path, orders: Orders, n_ingress: int
 ) -> None:
-    with operated(tmp_path, orders, ingress_processes=n_ingress) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders, ingress_processes=n_ingress).until_ended() as server:
         kill_under_load(server, 25, 6)
-        assert server.end() == 0

@@ -102,8 +102,7 @@ def get(connection: http.client.HTTPConnection, path: str = "/v2/health/ready") 
 
 
 def test_connections_are_balanced_and_counted(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_ended() as server:
         assert len(ingress_pids(server)) == N_INGRESS
         with connected(server, 10):
             assert ingress_metric(server, "connections") == [5, 5]
@@ -116,12 +115,10 @@ def test_connections_are_balanced_and_counted(tmp_path: Path, orders: Orders) ->
         assert server.infer("m", 3.0).output("y") == [6.0]
         with grpc.insecure_channel(server.addresses["gRPC"]) as channel:
             assert channel.unary_unary(CALL + "ModelInfer")(message(), timeout=TIMEOUT_S)
-        assert server.end() == 0
 
 
 def test_a_killed_process_loses_its_connections_and_nothing_else(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_ended() as server:
         with connected(server, 8) as kept:
             victim = ingress_pids(server)[0]
             os.kill(victim, signal.SIGKILL)
@@ -134,13 +131,11 @@ def test_a_killed_process_loses_its_connections_and_nothing_else(tmp_path: Path,
         assert sum(ingress_metric(server, "restarts_total")) == 1
         (line,) = [one["msg"] for one in server.messages() if "it is started again" in one["msg"]]
         assert "ended (signal SIGKILL, with 4 connections)" in line
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_spare_replaces_a_process_that_dies(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_ended() as server:
         wait_until(lambda: spares_of(server), "one waits")
         first = spares_of(server)
         os.kill(first[0], signal.SIGKILL)  # an unused spare is replaced
@@ -153,18 +148,15 @@ def test_a_spare_replaces_a_process_that_dies(tmp_path: Path, orders: Orders) ->
         assert victim not in ingress_pids(server)
         assert server.infer("m", 3.0).output("y") == [6.0]
         wait_until(lambda: spares_of(server), "the next one waits")
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_hung_process_is_replaced(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_ended() as server:
         hanging = ingress_pids(server)[0]
         os.kill(hanging, signal.SIGSTOP)
         wait_until(lambda: are_up(server, hanging), "it is replaced", timeout_s=HUNG_S + TIMEOUT_S)
         server.wait_log("no heartbeat for 30 s")
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
@@ -174,43 +166,37 @@ def test_a_process_that_does_not_handle_signals_yet_survives_the_request_for_its
     """Python may take this long to start from a slow file system."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_START)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with operated(tmp_path, orders) as server:
+    with operated(tmp_path, orders).until_ended() as server:
         with open(tmp_path / "sitecustomize.py", "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             server.wait_log("has sent no heartbeat for", times=N_INGRESS)
         server.wait_ready()
         assert sum(ingress_metric(server, "restarts_total")) == 0
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_connection_waits_while_no_process_is_up(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_ended() as server:
         for pid in ingress_pids(server):
             os.kill(pid, signal.SIGKILL)
         assert [server.status("/v2/health/ready") for _ in range(4)] == [200] * 4
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_stopped_process_gets_no_connections(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_ended() as server:
         stopped = ingress_pids(server)[0]
         os.kill(stopped, signal.SIGSTOP)
         threading.Event().wait(SILENT_S + 0.5)  # the time itself is tested
         assert [server.status("/v2/health/ready") for _ in range(8)] == [200] * 8
         os.kill(stopped, signal.SIGCONT)
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_unaccepted_connections_of_a_stopped_process_go_to_another_when_it_is_killed(
     tmp_path: Path, orders: Orders
 ) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_ended() as server:
         stopped = ingress_pids(server)[0]
         os.kill(stopped, signal.SIGSTOP)
         asked = [InBackground(server.status, "/v2/health/ready") for _ in range(6)]
@@ -218,7 +204,6 @@ def test_unaccepted_connections_of_a_stopped_process_go_to_another_when_it_is_ki
         wait_until(lambda: sum(ingress_metric(server, "connections")) >= 1, "the stopped process has some")
         os.kill(stopped, signal.SIGKILL)
         assert [one.result() for one in asked] == [200] * 6
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
@@ -226,8 +211,7 @@ def test_unaccepted_connections_of_a_stopped_process_go_to_another_when_it_is_ki
 def test_ingress_processes_end_with_the_server(
     tmp_path: Path, orders: Orders, number: signal.Signals
 ) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_killed() as server:
         ingress = ingress_pids(server)
         orders.shut()
         asked = InBackground(server.infer, "m", 1.0)
@@ -241,8 +225,7 @@ def test_ingress_processes_end_with_the_server(
 
 
 def test_a_server_ends_when_its_ingress_processes_have_ended(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_killed() as server:
         began_s = time.monotonic()
         assert server.end() == 0
         assert time.monotonic() - began_s < CLOSE_TIMEOUT_S, (
@@ -251,8 +234,7 @@ def test_a_server_ends_when_its_ingress_processes_have_ended(tmp_path: Path, ord
 
 
 def test_no_process_survives_a_killed_supervisor(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_killed() as server:
         wait_until(lambda: spares_of(server), "one waits")
         ingress = [*ingress_pids(server), *spares_of(server)]
         os.kill(server.pid, signal.SIGKILL)
@@ -262,8 +244,7 @@ def test_no_process_survives_a_killed_supervisor(tmp_path: Path, orders: Orders)
 @pytest.mark.thorough
 def test_limits_of_connections_are_those_of_the_server(tmp_path: Path, orders: Orders) -> None:
     limits = {"max_connections": 6, "max_connections_per_address": 4}
-    with operated(tmp_path, orders, **limits) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders, **limits).until_ended() as server:
         with connected(server, 4) as kept:
             with pytest.raises(CONNECTION_ERRORS):
                 server.infer("m", 1.0)  # one address has four
@@ -280,7 +261,6 @@ def test_limits_of_connections_are_those_of_the_server(tmp_path: Path, orders: O
         for pid in ingress_pids(server):
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: server.status("/v2/health/ready") == 200, "its places are free")
-        assert server.end() == 0
 
 
 def is_taken(connection: socket.socket) -> bool:

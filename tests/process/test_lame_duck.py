@@ -129,8 +129,7 @@ def test_a_program_has_a_lame_duck_for_a_sigterm_alone(
 
 @pytest.mark.thorough
 def test_it_serves_on_while_it_is_not_ready(tmp_path: Path, orders: Orders) -> None:
-    with leaving(tmp_path, orders, lame_duck_s=60) as server:
-        server.wait_ready()
+    with leaving(tmp_path, orders, lame_duck_s=60).until_ended() as server:
         at_http, at_grpc = server.addresses["HTTP"], server.addresses["gRPC"]
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.status("/v2/health/ready") == 400, "not ready")
@@ -146,13 +145,11 @@ def test_it_serves_on_while_it_is_not_ready(tmp_path: Path, orders: Orders) -> N
             assert answer.as_numpy("y").tolist() == [[6.0]]
         by_http.close()
         by_grpc.close()
-        assert server.end() == 0  # the second signal
 
 
 @pytest.mark.thorough
 def test_what_comes_late_is_told_to_try_again(tmp_path: Path, orders: Orders) -> None:
-    with leaving(tmp_path, orders) as server:
-        server.wait_ready()
+    with leaving(tmp_path, orders).until_killed() as server:
         orders.shut()
         asked = InBackground(server.infer, "m", 1.0)
         orders.wait_calls(1)
@@ -182,8 +179,7 @@ def test_what_comes_late_is_told_to_try_again(tmp_path: Path, orders: Orders) ->
 
 @pytest.mark.thorough
 def test_connections_are_told_and_what_crosses_is_served(tmp_path: Path, orders: Orders) -> None:
-    with leaving(tmp_path, orders, lame_duck_s=0.2) as server:
-        server.wait_ready()
+    with leaving(tmp_path, orders, lame_duck_s=0.2).until_killed() as server:
         kept = http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S)
         kept.connect()
         with contextlib.closing(kept), Wire(server.addresses["gRPC"]) as wire:
@@ -206,8 +202,7 @@ def test_connections_are_told_and_what_crosses_is_served(tmp_path: Path, orders:
 
 @pytest.mark.thorough
 def test_an_open_stream_is_told_that_the_server_ends(tmp_path: Path, orders: Orders) -> None:
-    with leaving(tmp_path, orders, lame_duck_s=0.2) as server:
-        server.wait_ready()
+    with leaving(tmp_path, orders, lame_duck_s=0.2).until_killed() as server:
         answers: list[tuple[Any, Any]] = []
         news = threading.Semaphore(0)
 
@@ -231,8 +226,7 @@ def test_an_open_stream_is_told_that_the_server_ends(tmp_path: Path, orders: Ord
 @pytest.mark.thorough
 def test_a_stream_without_an_answer_ends_so_that_it_may_be_repeated(tmp_path: Path, orders: Orders) -> None:
     """Its status comes without headers before it: gRPC's retries and proxies repeat nothing else."""
-    with leaving(tmp_path, orders) as server:
-        server.wait_ready()
+    with leaving(tmp_path, orders).until_killed() as server:
         with Wire(server.addresses["gRPC"]) as wire:
             wire.ping()
             wire.send(wire.peer.headers(1, [*POST, (":path", CALL + "ModelStreamInfer"), *GRPC]))
@@ -246,8 +240,7 @@ def test_a_stream_without_an_answer_ends_so_that_it_may_be_repeated(tmp_path: Pa
 
 @pytest.mark.parametrize("number", variants(signal.SIGTERM, signal.SIGINT))
 def test_a_second_signal_does_not_wait(tmp_path: Path, orders: Orders, number: signal.Signals) -> None:
-    with leaving(tmp_path, orders, lame_duck_s=60) as server:
-        server.wait_ready()
+    with leaving(tmp_path, orders, lame_duck_s=60).until_killed() as server:
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.status("/v2/health/ready") == 400, "not ready")
         started = time.monotonic()
@@ -256,8 +249,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, orders: Orders, number: s
 
 
 def test_an_old_connection_takes_no_more_and_finishes_what_it_has(tmp_path: Path, orders: Orders) -> None:
-    with leaving(tmp_path, orders, max_connection_age_s=0.5) as server:
-        server.wait_ready()
+    with leaving(tmp_path, orders, max_connection_age_s=0.5).until_killed() as server:
         orders.shut()
         with Wire(server.addresses["gRPC"]) as wire:
             opened_at = time.monotonic()
@@ -277,8 +269,7 @@ def test_an_old_connection_takes_no_more_and_finishes_what_it_has(tmp_path: Path
 
 
 def test_an_old_http_connection_ends_with_an_answer(tmp_path: Path, orders: Orders) -> None:
-    with leaving(tmp_path, orders, max_connection_age_s=0.3) as server:
-        server.wait_ready()
+    with leaving(tmp_path, orders, max_connection_age_s=0.3).until_killed() as server:
         kept = http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S)
 
         def is_last() -> bool:

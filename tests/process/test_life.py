@@ -24,8 +24,7 @@ def pids(answer: list[dict[str, object]]) -> list[object]:
 
 @pytest.mark.parametrize("how", DEATHS)
 def test_a_batch_whose_worker_dies_runs_once_more(tmp_path: Path, orders: Orders, how: str) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         (first,) = server.workers
         orders.die(how)
         started = time.monotonic()
@@ -37,28 +36,24 @@ def test_a_batch_whose_worker_dies_runs_once_more(tmp_path: Path, orders: Orders
         assert answer.output("pid") == [server.workers[0]] * 2
         assert server.workers != [first]
         assert server.metric("gpuserve_worker_restarts_total", model="m") == 1
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_batch_whose_worker_dies_runs_on_another_instance_at_once(tmp_path: Path, orders: Orders) -> None:
     entry = model("m", orders, instances=[{"device": "cpu", "count": 2}])
-    with OperatedServer(config(tmp_path, entry)) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, entry)).until_ended() as server:
         both = server.workers
         orders.die("SIGKILL")
         answer = server.infer("m", 3.0)
         assert answer.output("y") == [6.0]
         assert sorted(pids(orders.calls())) == both
         wait_until(lambda: len(server.workers) == 2, "two workers")
-        assert server.end() == 0
 
 
 def test_the_death_of_an_idle_worker_is_noticed_at_once_and_it_is_back_soon(
     tmp_path: Path, orders: Orders
 ) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         (first,) = server.workers
         with server.client() as client:
             assert client.get("/v2/models/m/ready").status == 200
@@ -75,12 +70,10 @@ def test_the_death_of_an_idle_worker_is_noticed_at_once_and_it_is_back_soon(
         assert back_s < 1.5 * SLACK
         assert server.workers != [first]
         assert server.infer("m", 1.0).output("y") == [2.0]
-        assert server.end() == 0
 
 
 def test_a_worker_killed_in_the_middle_of_a_batch(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         orders.shut()
         asked = InBackground(server.infer, "m", 5.0)
         (call,) = orders.wait_calls(1)
@@ -89,14 +82,12 @@ def test_a_worker_killed_in_the_middle_of_a_batch(tmp_path: Path, orders: Orders
         orders.open()
         assert asked.result().output("y") == [10.0]
         assert len(orders.calls()) == 2
-        assert server.end() == 0
 
 
 def test_a_request_that_kills_two_workers_fails_and_its_neighbours_are_answered(
     tmp_path: Path, orders: Orders
 ) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         orders.shut()
         first = InBackground(server.infer, "m", 0.0)
         orders.wait_calls(1)  # the worker is busy: the next ones share a batch
@@ -111,13 +102,13 @@ def test_a_request_that_kills_two_workers_fails_and_its_neighbours_are_answered(
             500, "model 'm': the worker process died twice while it ran this request"
         )  # fmt: skip
         assert [call["rows"] for call in orders.calls()[:2]] == [1, 3]
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_no_retry_where_the_model_forbids_it(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders, retry_on_worker_death=False))) as server:
-        server.wait_ready()
+    with OperatedServer(
+        config(tmp_path, model("m", orders, retry_on_worker_death=False))
+    ).until_ended() as server:
         orders.die("SIGKILL")
         answer = server.infer("m", 1.0)
         assert (answer.status, answer.error) == (
@@ -126,7 +117,6 @@ def test_no_retry_where_the_model_forbids_it(tmp_path: Path, orders: Orders) -> 
         assert len(orders.calls()) == 1
         server.wait_model_ready("m")
         assert server.infer("m", 1.0).output("y") == [2.0]
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
@@ -134,26 +124,24 @@ def test_no_retry_where_the_model_forbids_it(tmp_path: Path, orders: Orders) -> 
 def test_a_body_that_lies_in_the_arena_is_retried_only_if_nobody_could_write_to_it(
     tmp_path: Path, orders: Orders, read_only: bool, status: int, calls: int
 ) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders, read_only_inputs=read_only))) as server:
-        server.wait_ready()
+    with OperatedServer(
+        config(tmp_path, model("m", orders, read_only_inputs=read_only))
+    ).until_ended() as server:
         orders.die("SIGKILL")
         assert server.infer("m", 7.0, width=LARGE).status == status
         assert [call["first"] for call in orders.calls()] == [7.0] * calls
         assert server.metric("gpuserve_arena_blocks", model="m") == 0
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_one_that_dies_again_and_again_waits_longer_each_time(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         for death in range(3):
             os.kill(server.workers[0], signal.SIGKILL)
             server.wait_log("died (signal SIGKILL)", death + 1)
             server.wait_model_ready("m")
         deaths = [one["msg"] for one in server.messages() if one["msg"].startswith("died")]
         assert [one.rsplit("again ", 1)[1] for one in deaths] == ["at once", "in 1.0 s", "in 2.0 s"]
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
@@ -162,8 +150,7 @@ def test_a_model_that_will_not_load_again_refuses_at_once_and_leaves_others_alon
 ) -> None:
     well = Orders(tmp_path / "well")
     sick = model("sick", orders, "load_once")
-    with OperatedServer(config(tmp_path, sick, model("well", well))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, sick, model("well", well))).until_ended() as server:
         (well_worker,) = [pid for pid in server.workers if server.infer("well", 1.0).output("pid") == [pid]]
         (sick_worker,) = [pid for pid in server.workers if pid != well_worker]
         os.kill(sick_worker, signal.SIGKILL)
@@ -185,13 +172,11 @@ def test_a_model_that_will_not_load_again_refuses_at_once_and_leaves_others_alon
         os.kill(server.front, signal.SIGKILL)
         wait_until(lambda: server.status("/v2/models/well/ready") == 200, "the new front serves")
         assert server.infer("sick", 1.0).status == 503
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_stopped_worker_goes_on_when_it_is_continued(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         (worker,) = server.workers
         os.kill(worker, signal.SIGSTOP)
         asked = InBackground(server.infer, "m", 4.0)
@@ -199,4 +184,3 @@ def test_a_stopped_worker_goes_on_when_it_is_continued(tmp_path: Path, orders: O
         assert orders.calls() == []
         os.kill(worker, signal.SIGCONT)
         assert asked.result().output("pid") == [worker]
-        assert server.end() == 0

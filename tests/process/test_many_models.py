@@ -51,8 +51,7 @@ def test_forty_models_are_ready_and_answer_and_their_workers_cost_little_beside_
     models = [{"name": one, "callable": "model.py:double", "max_batch_size": 8, **tensors} for one in names]
     (tmp_path / "config.yaml").write_text(json.dumps({"models": models}))
     before = bare_s()
-    with OperatedServer(tmp_path / "config.yaml") as server:
-        server.wait_ready()
+    with OperatedServer(tmp_path / "config.yaml").until_killed() as server:
         spent_s = [cpu_s(pid) for pid in server.workers]
         answers = [server.infer(name, float(number)).output("y") for number, name in enumerate(names)]
     bare = (before + bare_s()) / 2

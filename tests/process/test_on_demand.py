@@ -51,9 +51,8 @@ OUTPUTS = (("y", "float32"), ("pid", "int64"))
 
 @contextmanager
 def serving(folder: Path, *models: dict[str, Any], **settings: Any) -> Iterator[OperatedServer]:
-    with OperatedServer(config(folder, *models, **settings)) as server:
+    with OperatedServer(config(folder, *models, **settings)).until_ended() as server:
         yield server.wait_ready()
-        assert server.end() == 0
 
 
 def loads(folder: Path, name: str) -> int:
@@ -270,8 +269,7 @@ def test_deaths_of_a_worker_and_of_the_front_during_a_cold_start(tmp_path: Path)
 
 @pytest.mark.thorough
 def test_a_drain_waits_for_a_cold_start(tmp_path: Path) -> None:
-    with OperatedServer(config(tmp_path, heavy(tmp_path, "m"))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, heavy(tmp_path, "m"))).until_killed() as server:
         (tmp_path / "m" / "closed").touch()
         answer = InBackground(server.infer, "m", 1.0)
         wait_until(lambda: loads(tmp_path, "m") == 1, "it loads")

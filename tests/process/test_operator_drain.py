@@ -51,8 +51,7 @@ READY, NOT_READY = [200, 200, 200], [400, 400, 200]
 
 
 def test_it_is_not_ready_and_serves_until_it_is_undone(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_ended() as server:
         gone = gpuserve("drain", server=server)
         assert (gone.status, gone.stdout) == (0, "out of service; nothing waits or runs\n")
         assert gone.stderr == "not ready from now on\n"
@@ -67,7 +66,6 @@ def test_it_is_not_ready_and_serves_until_it_is_undone(tmp_path: Path, orders: O
         assert (back.status, back.stdout) == (0, "in service again\n")
         assert health(server) == READY
         assert drain(server, undo=True).text == "in service already"
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
@@ -109,8 +107,7 @@ def more_answers(load: SteadyLoad) -> Callable[[], bool]:
 
 
 def test_it_waits_for_what_runs(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_killed() as server:
         orders.shut()
         asked = InBackground(server.infer, "m", 1.0)
         orders.wait_calls(1)
@@ -130,8 +127,7 @@ def test_it_waits_for_what_runs(tmp_path: Path, orders: Orders) -> None:
 def test_connections_are_told_after_the_lame_duck_and_new_ones_are_not(
     tmp_path: Path, orders: Orders
 ) -> None:
-    with operated(tmp_path, orders, lame_duck_s=0.3) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders, lame_duck_s=0.3).until_killed() as server:
         kept = http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S)
         kept.connect()
         with contextlib.closing(kept), Wire(server.addresses["gRPC"]) as wire:
@@ -167,8 +163,7 @@ def test_the_lame_duck_is_had_in_full_and_once_however_often_it_is_drained(
     tmp_path: Path, orders: Orders
 ) -> None:
     lame_duck_s = 1.0
-    with operated(tmp_path, orders, lame_duck_s=lame_duck_s) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders, lame_duck_s=lame_duck_s).until_killed() as server:
         undone = InBackground(drain, server)
         wait_until(lambda: health(server) == NOT_READY, "not ready")
         assert drain(server, undo=True).code == ""
@@ -200,7 +195,7 @@ def test_an_open_stream_is_waited_for_and_one_that_watches_health_is_not(
     tmp_path: Path, orders: Orders, ingress: int
 ) -> None:
     with (
-        operated(tmp_path, orders, ingress_processes=ingress) as server,
+        operated(tmp_path, orders, ingress_processes=ingress).until_ended() as server,
         grpc.insecure_channel(server.wait_ready().addresses["gRPC"]) as channel,
     ):
         said = channel.unary_stream(WATCH)(b"", timeout=TIMEOUT_S)
@@ -220,12 +215,10 @@ def test_an_open_stream_is_waited_for_and_one_that_watches_health_is_not(
         assert list(stream) == []
         assert drain(server).result == {"unfinished": 0}
         said.cancel()
-        assert server.end() == 0
 
 
 def test_a_drain_that_is_undone_is_told_so(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders, lame_duck_s=60) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders, lame_duck_s=60).until_killed() as server:
         both = [InBackground(drain, server) for _ in range(2)]
         server.wait_log("out of service", times=2)
         wait_until(lambda: health(server) == NOT_READY, "not ready")
@@ -236,8 +229,7 @@ def test_a_drain_that_is_undone_is_told_so(tmp_path: Path, orders: Orders) -> No
 
 @pytest.mark.thorough
 def test_a_front_that_dies_while_the_server_is_drained(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_killed() as server:
         assert drain(server).code == ""
         os.kill(server.front, signal.SIGKILL)
         wait_until(lambda: server.status("/v2/health/live") == 200, "another front")
@@ -251,8 +243,7 @@ def test_a_front_that_dies_while_the_server_is_drained(tmp_path: Path, orders: O
 
 @pytest.mark.thorough
 def test_a_front_that_dies_while_it_drains(tmp_path: Path, orders: Orders) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_killed() as server:
         orders.shut()
         asked = InBackground(server.infer, "m", 1.0)
         orders.wait_calls(1)
@@ -267,8 +258,7 @@ def test_a_front_that_dies_while_it_drains(tmp_path: Path, orders: Orders) -> No
 
 @pytest.mark.parametrize("number", variants(signal.SIGTERM, signal.SIGINT))
 def test_a_drained_server_ends_as_ever(tmp_path: Path, orders: Orders, number: signal.Signals) -> None:
-    with operated(tmp_path, orders) as server:
-        server.wait_ready()
+    with operated(tmp_path, orders).until_killed() as server:
         assert drain(server).code == ""
         orders.shut()
         asked = InBackground(server.infer, "m", 1.0)

@@ -190,8 +190,9 @@ def test_a_client_that_asks_twice_is_let_go(server: OperatedServer, orders: Orde
 
 def test_a_server_that_ends_lets_its_clients_go(tmp_path: Path) -> None:
     orders = Orders(tmp_path / "orders")
-    with OperatedServer(config(tmp_path, model("m", orders), host="127.0.0.1", lame_duck_s=60)) as server:
-        server.wait_ready()
+    with OperatedServer(
+        config(tmp_path, model("m", orders), host="127.0.0.1", lame_duck_s=60)
+    ).until_killed() as server:
         drained = InBackground(ask, server.addresses["HTTP"], "drain")
         wait_until(lambda: server.status("/v2/health/ready") == 400, "it leaves")
         server.process.send_signal(signal.SIGTERM)

@@ -94,10 +94,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     tensors = {key: entry(folder)[key] for key in ("inputs", "outputs", "max_batch_size")}
     steps = [{"model": "m", "inputs": {"x": source}, "outputs": {"y": to}} for source, to in ("xh", "hy")]
     ensemble = {"name": "both", **tensors, "ensemble": {"steps": steps}}
-    with OperatedServer(written(folder, entry(folder), ensemble)) as server:
-        server.wait_ready()
+    with OperatedServer(written(folder, entry(folder), ensemble)).until_ended() as server:
         yield Served(server, folder)
-        assert server.end() == 0
 
 
 def test_every_rank_computes_each_batch(served: Served) -> None:
@@ -158,8 +156,7 @@ def test_a_rank_that_dies_or_raises_alone_ends_all_and_the_batch_runs_again(
     tmp_path: Path, rank: int, fault: float, reason: str
 ) -> None:
     (tmp_path / "once").touch()
-    with OperatedServer(written(tmp_path, entry(tmp_path))) as server:
-        server.wait_ready()
+    with OperatedServer(written(tmp_path, entry(tmp_path))).until_ended() as server:
         before = pids(tmp_path)
         large = np.resize(np.array([FAULT, rank, fault], np.float32), 1 << 16)
         assert infer(server, large).output("y")[:1] == [FAULT * SUM]
@@ -169,13 +166,11 @@ def test_a_rank_that_dies_or_raises_alone_ends_all_and_the_batch_runs_again(
         assert f"rank {rank}" in died
         assert reason in died
         assert instance(server)["restarts"] == 1
-        assert server.end() == 0
 
 
 def test_a_rank_that_hangs_is_found_with_the_stacks_of_all(tmp_path: Path) -> None:
     (tmp_path / "once").touch()
-    with OperatedServer(written(tmp_path, entry(tmp_path, execution_timeout_s=1.0))) as server:
-        server.wait_ready()
+    with OperatedServer(written(tmp_path, entry(tmp_path, execution_timeout_s=1.0))).until_ended() as server:
         before = pids(tmp_path)
         hung = infer(server, [FAULT, 1, HUNG])
         assert (hung.status, "execution_timeout_s" in hung.error) == (504, True), hung
@@ -184,12 +179,10 @@ def test_a_rank_that_hangs_is_found_with_the_stacks_of_all(tmp_path: Path) -> No
         (overdue,) = [json.dumps(one) for one in server.messages() if "is not back" in one["msg"]]
         assert "rank 1:" in overdue
         assert "in hang" in overdue.partition("rank 1:")[2].partition("rank 2:")[0]
-        assert server.end() == 0
 
 
 def test_ranks_outlive_their_front(tmp_path: Path) -> None:
-    with OperatedServer(written(tmp_path, entry(tmp_path))) as server:
-        server.wait_ready()
+    with OperatedServer(written(tmp_path, entry(tmp_path))).until_ended() as server:
         before = pids(tmp_path)
         large = np.full(1 << 18, 2, np.float32)
         for _ in range(2):
@@ -204,13 +197,11 @@ def test_ranks_outlive_their_front(tmp_path: Path) -> None:
                 running.result()
         assert infer(server, large).output("y")[0] == 2 * SUM
         assert pids(tmp_path) == before
-        assert server.end() == 0
 
 
 def test_a_reload_replaces_all_ranks(tmp_path: Path) -> None:
     file = written(tmp_path, entry(tmp_path))
-    with OperatedServer(file) as server:
-        server.wait_ready()
+    with OperatedServer(file).until_killed() as server:
         before = pids(tmp_path)
         written(tmp_path, entry(tmp_path, kwargs={"tag": 2.0}))
         server.process.send_signal(signal.SIGHUP)
@@ -237,8 +228,7 @@ def wait_residence(server: OperatedServer, state: str) -> None:
 
 
 def test_all_ranks_sleep_after_their_last_batch_and_wake_together(tmp_path: Path) -> None:
-    with OperatedServer(written(tmp_path, dozing(tmp_path))) as server:
-        server.wait_ready()
+    with OperatedServer(written(tmp_path, dozing(tmp_path))).until_ended() as server:
         assert infer(server, [1]).output("y") == [SUM]
         before = pids(tmp_path)
         for naps in (1, 2):
@@ -253,14 +243,12 @@ def test_all_ranks_sleep_after_their_last_batch_and_wake_together(tmp_path: Path
         wait_residence(server, "COLD")
         assert not wait_ended(before, 5.0)
         assert infer(server, [1]).output("y") == [SUM]
-        assert server.end() == 0
 
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_cannot_sleep_ends_all(tmp_path: Path, rank: int) -> None:
     (tmp_path / "refuses").write_text(f"{rank}")
-    with OperatedServer(written(tmp_path, dozing(tmp_path))) as server:
-        server.wait_ready()
+    with OperatedServer(written(tmp_path, dozing(tmp_path))).until_ended() as server:
         assert infer(server, [1]).output("y") == [SUM]
         before = pids(tmp_path)
         server.wait_log("sleep of the inference callable of model 'm' raised OSError: no sleep")
@@ -268,7 +256,6 @@ def test_a_rank_that_cannot_sleep_ends_all(tmp_path: Path, rank: int) -> None:
         assert not wait_ended(before, 5.0)
         (tmp_path / "refuses").unlink()
         assert infer(server, [1]).output("y") == [SUM]
-        assert server.end() == 0
 
 
 def test_ranks_that_still_load_end_at_once(tmp_path: Path) -> None:
@@ -281,8 +268,7 @@ def test_ranks_that_still_load_end_at_once(tmp_path: Path) -> None:
 
 
 def test_no_rank_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
-    with OperatedServer(written(tmp_path, entry(tmp_path))) as server:
-        server.wait_ready()
+    with OperatedServer(written(tmp_path, entry(tmp_path))).until_killed() as server:
         before = pids(tmp_path)
         server.process.kill()
         assert not wait_ended(before, 5.0)
@@ -299,8 +285,7 @@ def test_kills_of_any_rank_under_load_lose_no_request(tmp_path: Path, models: in
     for number in range(models):
         (tmp_path / str(number)).mkdir()
         entries.append({**entry(tmp_path / str(number)), "name": f"m{number}"})
-    with OperatedServer(written(tmp_path, *entries, host="127.0.0.1")) as server:
-        server.wait_ready()
+    with OperatedServer(written(tmp_path, *entries, host="127.0.0.1")).until_ended() as server:
         answered, target, stopped = [0], ["m0"], threading.Event()
 
         def ask() -> None:
@@ -344,7 +329,6 @@ def test_kills_of_any_rank_under_load_lose_no_request(tmp_path: Path, models: in
             f"{models * rounds} kills: {answered[0]} requests, none lost; next batch after "
             f"{np.median(pauses):.2f} s (median), {max(pauses):.2f} s at most; a first start was {first_s}"
         )
-        assert server.end() == 0
 
 
 class Bare:

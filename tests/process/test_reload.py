@@ -24,10 +24,8 @@ __all__ = ["clients_are_closed"]  # it is for every test here
 @contextmanager
 def operated(folder: Path, *models: dict[str, Any], **settings: Any) -> Iterator[OperatedServer]:
     path = write(folder / "config.yaml", *models, host="127.0.0.1", **settings)
-    with OperatedServer(path) as server:
-        server.wait_ready()
+    with OperatedServer(path).until_ended() as server:
         yield server
-        assert server.end() == 0
 
 
 def client(server: OperatedServer, protocol: str = "grpc") -> Client:
@@ -252,8 +250,7 @@ def test_a_worker_that_dies_while_it_finishes_is_replaced_for_that(tmp_path: Pat
 def test_a_server_that_is_stopped_while_a_model_loads(tmp_path: Path, number: signal.Signals) -> None:
     gate = fifo(tmp_path, "gate")
     path = write(tmp_path / "config.yaml", entry("m", 1.0), host="127.0.0.1")
-    with OperatedServer(path) as server:
-        server.wait_ready()
+    with OperatedServer(path).until_killed() as server:
         write(path, entry("m", 2.0, load_fifo=str(gate)))
         loading = InBackground(client(server).asked.load_model, "m")
         wait_until(lambda: len(server.workers) == 2, "it loads")

@@ -82,7 +82,7 @@ def files(runtime: Path) -> set[str]:
 def test_another_user_who_has_the_abstract_names_hinders_nobody(runtime: Path, tmp_path: Path) -> None:
     port = free_port()
     names = (ControlName(os.geteuid(), "127.0.0.1", port).encode(), attach_name(os.geteuid(), port))
-    with squatter(*names), operated(tmp_path, port) as server:
+    with squatter(*names), operated(tmp_path, port).until_ended() as server:
         waiting = InBackground(Server.attach, f"localhost:{port}", timeout_s=TIMEOUT_S)
         server.wait_ready()
         waiting.result().stop()
@@ -100,7 +100,6 @@ def test_another_user_who_has_the_abstract_names_hinders_nobody(runtime: Path, t
         assert {f"control-127.0.0.1:{port}", f"port-{port}"} <= files(runtime)
         modes = {stat.filemode((runtime / name).stat().st_mode) for name in files(runtime)}
         assert modes == {"srw-------"}
-        assert server.end() == 0
     assert files(runtime) == set()
 
 
@@ -131,20 +130,16 @@ def test_a_server_that_cannot_start_leaves_no_file(runtime: Path, tmp_path: Path
 @pytest.mark.thorough
 def test_a_server_replaces_the_files_of_one_that_was_killed(runtime: Path, tmp_path: Path) -> None:
     port = free_port()
-    with operated(tmp_path, 0) as other, operated(tmp_path, port) as killed:
-        other.wait_ready()
+    with operated(tmp_path, 0).until_ended() as other, operated(tmp_path, port) as killed:
         killed.wait_ready()
         os.kill(killed.pid, signal.SIGKILL)
         killed.process.wait(TIMEOUT_S)
         left = files(runtime)
         assert {f"control-127.0.0.1:{port}", f"port-{port}"} < left
-        with operated(tmp_path, port) as server:
-            server.wait_ready()
+        with operated(tmp_path, port).until_ended() as server:
             for one in (server, other):
                 assert status(one.addresses["HTTP"])["server"]["pid"] == one.pid
             # The ports of gRPC and metrics of the killed server were others.
             assert len(files(runtime)) == len(left)
-            assert server.end() == 0
         assert status(other.addresses["HTTP"])["server"]["pid"] == other.pid
-        assert other.end() == 0
     assert files(runtime) == set()

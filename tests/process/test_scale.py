@@ -53,8 +53,7 @@ def more_answers(load: Any, count: int = 60) -> Callable[[], bool]:
 
 def test_no_request_is_lost_by_scaling(tmp_path: Path, orders: Orders) -> None:
     settings = {"host": "127.0.0.1", "min_ready_instances": 4}
-    with OperatedServer(config(tmp_path, model("m", orders), **settings)) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders), **settings)).until_ended() as server:
         (first,) = server.workers
         with loaded(server) as load:
             before = 1
@@ -70,7 +69,6 @@ def test_no_request_is_lost_by_scaling(tmp_path: Path, orders: Orders) -> None:
         assert server.metric("gpuserve_requests_success_total", model="m") >= load.n_answered()
         assert server.metric("gpuserve_worker_restarts_total", model="m") == 0
         assert len({call["pid"] for call in orders.calls()}) > 4  # all have had their part
-        assert server.end() == 0
     assert not [one for one in server.messages() if one["level"] in ("WARNING", "ERROR")]
 
 
@@ -92,8 +90,7 @@ def test_a_worker_that_cannot_be_loaded_leaves_the_model_as_it_was(tmp_path: Pat
     for number in range(2):
         (orders.directory / f"token{number}").touch()
     entry = model("m", orders, "load_while_there_are_tokens")
-    with started(tmp_path, entry) as server:
-        server.wait_ready()
+    with started(tmp_path, entry).until_ended() as server:
         first = server.workers
         with loaded(server) as load:
             outcome = scaled(server, m=4)
@@ -109,13 +106,11 @@ def test_a_worker_that_cannot_be_loaded_leaves_the_model_as_it_was(tmp_path: Pat
             wait_until(more_answers(load), "it goes on")
         assert load.lost() == {}
         assert len(server.workers) == 3
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_what_runs_is_finished_before_its_worker_ends(tmp_path: Path, orders: Orders) -> None:
-    with started(tmp_path, model("m", orders, **one_by_one_on(3))) as server:
-        server.wait_ready()
+    with started(tmp_path, model("m", orders, **one_by_one_on(3))).until_ended() as server:
         workers = server.workers
         orders.shut()
         running = [InBackground(server.infer, "m", 1.0) for _ in range(3)]
@@ -134,15 +129,13 @@ def test_what_runs_is_finished_before_its_worker_ends(tmp_path: Path, orders: Or
         (left,) = server.workers
         assert {one.result().output("pid")[0] for one in queued} == {left}
         assert server.metric("gpuserve_worker_up", model="m") == 1
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("retries", variants(True, False))
 def test_what_does_not_finish_in_time(tmp_path: Path, orders: Orders, retries: bool) -> None:
     entry = model("m", orders, retry_on_worker_death=retries, **one_by_one_on(2))
-    with started(tmp_path, entry, drain_timeout_s=0.3) as server:
-        server.wait_ready()
+    with started(tmp_path, entry, drain_timeout_s=0.3).until_ended() as server:
         orders.shut()
         running = [InBackground(server.infer, "m", 1.0) for _ in range(2)]
         orders.wait_calls(2)
@@ -159,13 +152,11 @@ def test_what_does_not_finish_in_time(tmp_path: Path, orders: Orders, retries: b
             assert answers[200].output("y") == [2.0]
         well(scaling.result())
         assert len(server.workers) == 1
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_worker_that_dies_on_its_way_out_is_not_started_again(tmp_path: Path, orders: Orders) -> None:
-    with started(tmp_path, model("m", orders, **one_by_one_on(2))) as server:
-        server.wait_ready()
+    with started(tmp_path, model("m", orders, **one_by_one_on(2))).until_ended() as server:
         orders.shut()
         running = [InBackground(server.infer, "m", 1.0) for _ in range(2)]
         orders.wait_calls(2)
@@ -178,7 +169,6 @@ def test_a_worker_that_dies_on_its_way_out_is_not_started_again(tmp_path: Path, 
         assert [one.result().status for one in running] == [200, 200]
         assert len(server.workers) == 1
         assert leaving not in server.workers
-        assert server.end() == 0
 
 
 def instance_pids(server: OperatedServer) -> dict[str, int]:
@@ -196,8 +186,7 @@ def instances_of(server: OperatedServer) -> list[dict[str, Any]]:
 
 @pytest.mark.thorough
 def test_a_front_that_dies_while_a_model_grows(tmp_path: Path, orders: Orders) -> None:
-    with started(tmp_path, model("m", orders, "load_slowly"), min_ready_instances=3) as server:
-        server.wait_ready()
+    with started(tmp_path, model("m", orders, "load_slowly"), min_ready_instances=3).until_ended() as server:
         first = server.workers
         orders.shut()
         scaling = InBackground(scaled, server, m=3)
@@ -211,13 +200,11 @@ def test_a_front_that_dies_while_a_model_grows(tmp_path: Path, orders: Orders) -
         assert count_of(server) == 3
         assert set(first) <= set(server.workers)
         assert server.metric("gpuserve_worker_up", model="m") == 3
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_front_that_dies_while_a_model_shrinks(tmp_path: Path, orders: Orders) -> None:
-    with started(tmp_path, model("m", orders, **one_by_one_on(3))) as server:
-        server.wait_ready()
+    with started(tmp_path, model("m", orders, **one_by_one_on(3))).until_ended() as server:
         orders.shut()
         running = [InBackground(status_of, server) for _ in range(3)]
         orders.wait_calls(3)
@@ -229,7 +216,6 @@ def test_a_front_that_dies_while_a_model_shrinks(tmp_path: Path, orders: Orders)
         assert [one.result() for one in running] == [0, 0, 0]  # its connections went with the front
         assert len(server.workers) == count_of(server) == 1
         assert server.infer("m", 4.0).output("y") == [8.0]
-        assert server.end() == 0
 
 
 def status_of(server: OperatedServer) -> int:
@@ -271,8 +257,9 @@ def test_a_server_that_scales_up_is_ready_all_the_time(tmp_path: Path, orders: O
 def test_a_front_that_hears_late_of_an_instance_that_left_and_came_back(
     tmp_path: Path, orders: Orders
 ) -> None:
-    with started(tmp_path, model("m", orders, **one_by_one_on(2)), drain_timeout_s=0.1) as server:
-        server.wait_ready()
+    with started(
+        tmp_path, model("m", orders, **one_by_one_on(2)), drain_timeout_s=0.1
+    ).until_ended() as server:
         os.kill(server.front, signal.SIGSTOP)
         try:
             well(scaled(server, m=1))
@@ -284,13 +271,11 @@ def test_a_front_that_hears_late_of_an_instance_that_left_and_came_back(
         assert {call["pid"] for call in orders.wait_calls(2)} == set(server.workers)
         orders.open()
         assert [one.result().status for one in running] == [200, 200]
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_one_that_is_down_goes_before_one_that_serves(tmp_path: Path, orders: Orders) -> None:
-    with started(tmp_path, model("m", orders, "load_slowly", **on(2))) as server:
-        server.wait_ready()
+    with started(tmp_path, model("m", orders, "load_slowly", **on(2))).until_ended() as server:
         pids = instance_pids(server)
         orders.shut()
         os.kill(pids["cpu#0"], signal.SIGKILL)
@@ -302,14 +287,12 @@ def test_one_that_is_down_goes_before_one_that_serves(tmp_path: Path, orders: Or
         assert server.infer("m", 4.0).output("y") == [8.0]
         well(scaled(server, m=2))
         assert set(instance_pids(server)) == {"cpu#0", "cpu#1"}
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_model_that_is_being_loaded_is_scaled_after_that(tmp_path: Path, orders: Orders) -> None:
     entry = model("m", orders, "load_slowly")
-    with started(tmp_path, entry, model_control="explicit", load_at_start=[]) as server:
-        server.wait_ready()
+    with started(tmp_path, entry, model_control="explicit", load_at_start=[]).until_ended() as server:
         orders.shut()
         loading = InBackground(operator_client.ask, server.addresses["HTTP"], "load", {"model": "m"}, print)
         wait_until(lambda: server.workers, "it loads")
@@ -317,13 +300,11 @@ def test_a_model_that_is_being_loaded_is_scaled_after_that(tmp_path: Path, order
         orders.open()
         well(loading.result())
         assert well(scaling.result())["models"]["m"]["after"] == 2
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_what_is_told_of_the_numbers_is_of_what_serves(tmp_path: Path, orders: Orders) -> None:
-    with started(tmp_path, model("m", orders)) as server:
-        server.wait_ready()
+    with started(tmp_path, model("m", orders)).until_ended() as server:
         well(scaled(server, m=3))
         orders.shut()
         asked = InBackground(server.infer, "m", 1.0)
@@ -334,4 +315,3 @@ def test_what_is_told_of_the_numbers_is_of_what_serves(tmp_path: Path, orders: O
         assert well(scaled(server, m=2)) == {"models": {"m": {"before": 1, "after": 2}}}
         orders.open()
         assert asked.result().status == 200
-        assert server.end() == 0

@@ -33,9 +33,8 @@ def operated(folder: Path, *names: str, **kwargs: Any) -> Iterator[OperatedServe
     given = {"kwargs": {"folder": str(folder), **kwargs}, "instances": TWO}
     given |= {"callable": f"{MODELS / 'shared.py'}:Shared"}
     models = [model(name, Orders(folder), **given) for name in names]
-    with OperatedServer(config(folder, *models)) as server:
+    with OperatedServer(config(folder, *models)).until_ended() as server:
         yield server.wait_ready()
-        assert server.end() == 0
 
 
 def loads(folder: Path) -> int:
@@ -126,8 +125,7 @@ def test_copies_on_a_device_go_while_the_model_sleeps_without_code_of_the_callab
     write_weights(tmp_path, 1.0)
     on_demand = {"on_demand": True, "idle_timeout_s": 0.2, "kwargs": {"folder": str(tmp_path)}}
     given = model("a", Orders(tmp_path), callable=f"{MODELS / 'shared.py'}:OnDevice", **on_demand)
-    with OperatedServer(config(tmp_path, given)) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, given)).until_ended() as server:
 
         def residence() -> str:
             return str(status(server.addresses["HTTP"])["models"][0]["residence"])
@@ -142,4 +140,3 @@ def test_copies_on_a_device_go_while_the_model_sleeps_without_code_of_the_callab
             assert anonymous_nbytes(pid) - asleep_nbytes > 0.9 * NBYTES
         assert loads(tmp_path) == 1
         assert len(shared(server)) == 1
-        assert server.end() == 0

@@ -30,8 +30,7 @@ def test_a_worker_with_threads_of_numerical_libraries_survives(
         "outputs": [{"name": "y", **tensor}],
         "max_batch_size": 8,
     }
-    with OperatedServer(config(tmp_path, entry)) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, entry)).until_killed() as server:
         (pid,) = server.workers
         os.kill(pid, STACKS_SIGNAL)
         assert server.infer("m", 1.0).output("y") == [1.0]
@@ -49,8 +48,7 @@ def test_a_worker_whose_threads_run_survives_being_asked_for_stacks(tmp_path: Pa
         "outputs": [{"name": "y", **tensor}],
         "max_batch_size": 8,
     }
-    with OperatedServer(config(tmp_path, entry)) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, entry)).until_ended() as server:
         status = [GPUSERVE, "status", "--server", server.addresses["HTTP"], "--json", "--stacks"]
         found = json.loads(subprocess.run(status, capture_output=True, check=True, timeout=60).stdout)
         (model,) = found["models"]
@@ -60,4 +58,3 @@ def test_a_worker_whose_threads_run_survives_being_asked_for_stacks(tmp_path: Pa
             os.kill(instance["pid"], STACKS_SIGNAL)
         assert server.infer("m", 1.0).output("y") == [1.0]
         assert server.metric("gpuserve_worker_restarts_total", model="m") == 0
-        assert server.end() == 0

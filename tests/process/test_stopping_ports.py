@@ -62,8 +62,7 @@ def comes_by(port: int) -> int | None:
 @pytest.mark.parametrize("role", ["HTTP", "gRPC", "metrics"])
 def test_a_port_refuses_as_soon_as_nobody_would_answer(tmp_path: Path, role: str) -> None:
     orders = Orders(tmp_path / "orders")
-    with OperatedServer(config(tmp_path, model("m", orders, max_batch_size=1))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders, max_batch_size=1))).until_killed() as server:
         ports = {name: int(address.rpartition(":")[2]) for name, address in server.addresses.items()}
         with stalled(ports["HTTP"]):
             server.process.send_signal(signal.SIGTERM)
@@ -95,8 +94,9 @@ def test_a_client_that_has_connected_and_not_sent_yet_is_answered(
     both = str(make_certificate(tmp_path))
     tls = {"tls_certfile": both, "tls_keyfile": both} if scheme == "https" else {}
     settings = {"host": "127.0.0.1", "ingress_processes": ingress_processes, **tls}
-    with OperatedServer(config(tmp_path, model("m", Orders(tmp_path / "orders")), **settings)) as server:
-        server.wait_ready()
+    with OperatedServer(
+        config(tmp_path, model("m", Orders(tmp_path / "orders")), **settings)
+    ).until_killed() as server:
         port = int(server.addresses["HTTP"].rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as plain:
             server.process.send_signal(signal.SIGTERM)
@@ -119,8 +119,9 @@ def test_tls_clients_that_leave_while_the_server_stops_are_no_defect(tmp_path: P
     context = ssl.create_default_context(cafile=both)
     settings = {"host": "127.0.0.1", "ingress_processes": 2, "lame_duck_s": 0.2}
     settings |= {"tls_certfile": both, "tls_keyfile": both}
-    with OperatedServer(config(tmp_path, model("m", Orders(tmp_path / "orders")), **settings)) as server:
-        server.wait_ready()
+    with OperatedServer(
+        config(tmp_path, model("m", Orders(tmp_path / "orders")), **settings)
+    ).until_killed() as server:
         port = int(server.addresses["HTTP"].rpartition(":")[2])
 
         def come_and_leave() -> None:

@@ -33,8 +33,7 @@ SHAPE = {
 def test_a_process_that_cannot_be_started_again_is_tried_until_it_can(
     tmp_path: Path, orders: Orders, victim: str
 ) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
         os.kill(server.front if victim == "front" else server.workers[0], signal.SIGKILL)
@@ -42,7 +41,6 @@ def test_a_process_that_cannot_be_started_again_is_tried_until_it_can(
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
         wait_until(lambda: server.status("/v2/health/ready") == 200, "it is back")
         assert server.infer("m", 1.0).output("y") == [2.0]
-        assert server.end() == 0
 
 
 def test_a_defect_ends_the_server_and_whoever_waits_is_told() -> None:

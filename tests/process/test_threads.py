@@ -32,8 +32,7 @@ def served(folder: Path, **keys: Any) -> OperatedServer:
 
 
 def test_instances_share_the_cores_and_new_ones_too(tmp_path: Path) -> None:
-    with served(tmp_path, instances=[{"count": CORES + 1}]) as server:
-        server.wait_ready()
+    with served(tmp_path, instances=[{"count": CORES + 1}]).until_ended() as server:
         address = server.addresses["HTTP"]
         assert [one["threads"] for one in row(address, "m")["instances"]] == [1] * (CORES + 1)
         assert all(variables(pid) == {"OMP_NUM_THREADS": "1"} for pid in server.workers)
@@ -44,7 +43,6 @@ def test_instances_share_the_cores_and_new_ones_too(tmp_path: Path) -> None:
         whole = CORES - min(1, CORES // 8)
         assert alone["threads"] == whole
         assert variables(alone["pid"]) == {"OMP_NUM_THREADS": str(whole)}
-        assert server.end() == 0
 
 
 @pytest.mark.thorough
@@ -53,15 +51,13 @@ def test_what_the_user_sets_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("MKL_NUM_THREADS", "5")
     cpu = min(os.sched_getaffinity(0))
     instances = [{"threads": 7, "cpus": [cpu]}, {}]
-    with served(tmp_path, instances=instances) as server:
-        server.wait_ready()
+    with served(tmp_path, instances=instances).until_ended() as server:
         own, other = row(server.addresses["HTTP"], "m")["instances"]
         assert (own["threads"], other["threads"]) == (7, 3)
         assert variables(own["pid"]) == dict.fromkeys(("OMP_NUM_THREADS", *LIBRARIES), "7")
         assert variables(other["pid"]) == {"OMP_NUM_THREADS": "3,2", "MKL_NUM_THREADS": "5"}
         assert os.sched_getaffinity(own["pid"]) == {cpu}
         assert os.sched_getaffinity(other["pid"]) == os.sched_getaffinity(0)
-        assert server.end() == 0
     if CORES < 10:
         server.wait_log("2 instances have 10 threads")
         found = gpuserve("doctor", str(tmp_path / "config.yaml"))

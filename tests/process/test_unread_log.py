@@ -40,8 +40,7 @@ class UnreadServer(OperatedServer):
 @pytest.mark.thorough
 def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path, orders: Orders) -> None:
     unlimited = {"max_output_lines_per_s": 0, "max_output_nbytes_per_s": 0}
-    with UnreadServer(config(tmp_path, model("m", orders, "Printer"), **unlimited)) as server:
-        server.wait_ready()
+    with UnreadServer(config(tmp_path, model("m", orders, "Printer"), **unlimited)).until_killed() as server:
         server.reading.clear()
         try:
             assert server.infer("m", 1.0).status == 200
@@ -61,11 +60,9 @@ def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path, orders: Orders) -
 
 
 def test_a_worker_that_prints_without_end_is_logged_at_a_rate(tmp_path: Path, orders: Orders) -> None:
-    with UnreadServer(config(tmp_path, model("m", orders, "Printer"))) as server:
-        server.wait_ready()
+    with UnreadServer(config(tmp_path, model("m", orders, "Printer"))).until_ended() as server:
         assert server.infer("m", 1.0).status == 200
         server.wait_log("lines of its output were dropped")
-        assert server.end() == 0
     measured(f"{server.printed} of 20,000 lines were logged")
     assert 10_000 <= server.printed < 20_000
     dropped = [one for one in server.messages() if "of its output were dropped" in one["msg"]]

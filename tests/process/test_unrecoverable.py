@@ -42,8 +42,7 @@ def last_of(server: OperatedServer) -> tuple[str, str]:
 
 
 def test_the_client_gets_the_text_and_the_server_ends_with_6(tmp_path: Path, orders: Orders) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders, callable=CALLABLE))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, model("m", orders, callable=CALLABLE))).until_killed() as server:
         assert server.infer("m", 1.0).output("y") == [2.0]
         orders.die(TEXT)
         answer = server.infer("m", 1.0)
@@ -61,8 +60,7 @@ def test_the_client_gets_the_text_and_the_server_ends_with_6(tmp_path: Path, ord
 def test_other_models_finish_and_its_own_queue_is_refused_at_once(tmp_path: Path, orders: Orders) -> None:
     other = Orders(tmp_path / "other")
     one = model("m", orders, callable=CALLABLE, max_batch_size=1)
-    with OperatedServer(config(tmp_path, one, model("other", other))) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, one, model("other", other))).until_killed() as server:
         orders.shut()
         other.shut()
         elsewhere = InBackground(server.infer, "other", 21.0)
@@ -87,8 +85,9 @@ def test_other_models_that_do_not_finish_hold_it_up_no_longer_than_the_drain_tim
 ) -> None:
     other = Orders(tmp_path / "other")
     one = model("m", orders, callable=CALLABLE)
-    with OperatedServer(config(tmp_path, one, model("other", other), drain_timeout_s=0.2)) as server:
-        server.wait_ready()
+    with OperatedServer(
+        config(tmp_path, one, model("other", other), drain_timeout_s=0.2)
+    ).until_killed() as server:
         other.shut()
         elsewhere = InBackground(server.infer, "other", 21.0)
         other.wait_calls(1)
@@ -103,8 +102,7 @@ def test_restart_worker_starts_that_worker_again_and_the_server_goes_on(
     tmp_path: Path, orders: Orders
 ) -> None:
     entry = model("m", orders, callable=CALLABLE, on_unrecoverable="restart_worker")
-    with OperatedServer(config(tmp_path, entry)) as server:
-        server.wait_ready()
+    with OperatedServer(config(tmp_path, entry)).until_ended() as server:
         (worker,) = server.workers
         assert server.infer("m", 1.0).output("calls") == [1]
         orders.die(TEXT)
@@ -113,7 +111,6 @@ def test_restart_worker_starts_that_worker_again_and_the_server_goes_on(
         server.wait_log(f"died (its callable cannot go on: {TEXT})")
         assert server.infer("m", 1.0).output("calls") == [1]
         assert server.workers != [worker]
-        assert server.end() == 0
 
 
 @pytest.mark.parametrize("isolation", variants("thread", "process"))
