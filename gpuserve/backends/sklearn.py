@@ -330,7 +330,11 @@ def _table_input(names: Sequence[str], columns: Columns, dtype: str, parts: Sequ
             f"the estimator has no column {unknown[0]!r}; it was fitted with {', '.join(map(repr, names))}"
         )
     values = {name: categories for part in parts for name, categories in _known_categories(part)}
-    guessed = {name: _dtype_of_values(values[name], dtype) if name in values else dtype for name in names}
+    guessed = dict.fromkeys(names, dtype)
+    for name in values.keys() & guessed.keys():
+        learned = np.asarray(values[name]).dtype
+        if learned.kind in "biufOUS":
+            guessed[name] = learned.name if learned.kind in "biuf" else "bytes"
     chosen = [(inner, one) for part in parts for _, inner, one in getattr(part, "transformers_", ())]
     words = {one: "bytes" for inner, one in chosen if isinstance(one, str) and _takes_texts(inner)}
     dtypes = {**guessed, **words, **given}
@@ -387,11 +391,6 @@ def _known_categories(part: Any) -> Iterator[tuple[str, Any]]:
             if len(known) == len(names):
                 yield from zip(names, known, strict=True)
                 break
-
-
-def _dtype_of_values(values: NDArray[Any], dtype: str) -> str:
-    kind = np.asarray(values).dtype.kind
-    return np.asarray(values).dtype.name if kind in "biuf" else "bytes" if kind in "OUS" else dtype
 
 
 def _takes_texts(estimator: Any) -> bool:

@@ -204,7 +204,7 @@ def _read_baseline(path: str | None) -> BenchReport | None:
         return None
     try:
         with open(path, encoding="utf-8") as file:
-            return report_from_json(file.read(), "--baseline")
+            return report_from_json(file.read())
     except (OSError, UnicodeDecodeError) as error:
         reason = (getattr(error, "strerror", None) or "not a text file").lower()
         raise BenchOptionError("--baseline", f"{path} cannot be read: {reason}") from None

@@ -207,7 +207,7 @@ class Nvml:
         found = {}
         for (name, gpu), (other_name, other) in itertools.combinations(whole, 2):
             for link, capability in _LINK_CAPABILITIES.items():
-                pair = functools.partial(self._p2p_status, gpu, other, capability)
+                pair = functools.partial(self._nvml.nvmlDeviceGetP2PStatus, gpu, other, capability)
                 if _ask(self._nvml, pair, None) == _P2P_OK:
                     found[frozenset((name, other_name))] = link
                     break
@@ -224,9 +224,6 @@ class Nvml:
             if _code(error) == _TIMEOUT:
                 return None
             raise NvmlUnresponsive(str(error)) from None
-
-    def _p2p_status(self, gpu: Any, other: Any, capability: int) -> int:
-        return int(self._nvml.nvmlDeviceGetP2PStatus(gpu, other, capability))
 
     # ---- finding --------------------------------------------------------------------------
 

@@ -337,9 +337,12 @@ class StagingThread(threading.Thread):
     def run(self) -> None:
         try:
             self._device.enter_concurrently()
+            reception = self._reception
             while self._waits():
                 self._jobs.stage_waiting()
-                self._reception.turn.receive_until(self._may_rest, self._receive)
+                reception.turn.receive_until(
+                    lambda: not reception.running or reception.ended or reception.stopping, self._receive
+                )
         except BaseException as error:  # the loop's own thread raises it
             self._on_fault(error)
 
@@ -347,10 +350,6 @@ class StagingThread(threading.Thread):
         self._armed.wait()
         self._armed.clear()
         return not self._is_over
-
-    def _may_rest(self) -> bool:
-        reception = self._reception
-        return not reception.running or reception.ended or reception.stopping
 
     def _receive(self) -> None:
         self._reception.receive()

@@ -22,7 +22,7 @@ def limit_torch(nbytes: int, warn: Callable[[str], None]) -> None:
     """Limit torch's memory on every GPU of this process, now or as soon as torch is imported."""
     torch = sys.modules.get("torch")
     if torch is None:
-        sys.meta_path.insert(0, _AfterImport("torch", partial(_limit, nbytes, warn)))
+        sys.meta_path.insert(0, _AfterImportOfTorch(partial(_limit, nbytes, warn)))
     else:
         _limit(nbytes, warn, torch)
 
@@ -43,18 +43,17 @@ def _limit(nbytes: int, warn: Callable[[str], None], torch: Any) -> None:
         warn(f"torch does not limit its memory on the GPU to {nbytes} bytes: {error}")
 
 
-class _AfterImport:
-    """The first of Python's module finders. It calls ``then`` with a module after the module's import."""
+class _AfterImportOfTorch:
+    """The first of Python's module finders. It calls ``then`` with torch after the import of torch."""
 
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name = name
+    def __init__(self, then: Callable[[ModuleType], None]) -> None:
         self._then = then
         self._is_searching = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != self._name or self._is_searching:
+        if name != "torch" or self._is_searching:
             return None
         self._is_searching = True
         try:

@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from gpuserve_worker.execution.batch_inputs import Arrival, BatchInputs
@@ -159,11 +158,12 @@ class FrontSession:
                 self.mapping.detach(segment)
             case wire.Region(region, offset, nbytes):
                 self.regions.attach(region, fds[0], offset, nbytes)
-            case wire.CudaRegion(
-                region, _, nbytes, raw_handle
-            ):  # the front has matched the device to this worker
-                told = partial(self._tell_of_region, region)
-                self.regions.attach_on_device(region, nbytes, raw_handle, self.device, told)
+            case wire.CudaRegion(region, _, nbytes, handle):
+                # The front has matched the device to this worker.
+                self.regions.attach_on_device(
+                    *(region, nbytes, handle, self.device),
+                    lambda problem: self.send_best_effort(wire.RegionOpened(region, problem)),
+                )
             case wire.DropRegion(region):
                 self.regions.detach(region)
             case wire.Lend(segment, nbytes):
@@ -265,9 +265,6 @@ class FrontSession:
         self._answers.leases.close()
         self.loans.close()
         self.writer.close()
-
-    def _tell_of_region(self, region: int, problem: str) -> None:
-        self.send_best_effort(wire.RegionOpened(region, problem))
 
     def _announce(self, segment: int, fd: int, nbytes: int) -> None:
         self.send(wire.Segment(segment, nbytes), (fd,))

@@ -262,13 +262,10 @@ def _attribute(module: ModuleType, module_name: str, attribute: str) -> Any:
         try:
             value = getattr(value, part)
         except AttributeError:
-            raise LoadError(f"{module_name} has no attribute {attribute!r}{_nearest(value, part)}") from None
+            import difflib  # only an error needs it
+
+            known = [x for x in dir(value) if not x.startswith("_") and callable(getattr(value, x, None))]
+            near = difflib.get_close_matches(part, known, n=3, cutoff=0.5)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            raise LoadError(f"{module_name} has no attribute {attribute!r}{hint}") from None
     return value
-
-
-def _nearest(holder: Any, name: str) -> str:
-    import difflib  # only an error needs it
-
-    known = [one for one in dir(holder) if not one.startswith("_") and callable(getattr(holder, one, None))]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 
-def _print(level: int, text: str) -> None:
-    """Write a log line to stderr, for callables without a server."""
-    sys.stderr.write(f"{text}\n")
-
-
 class ModelContext(NamedTuple):
     """A model, and its instance in this worker. ``max_batch_size`` 0 means that the model does not batch.
     ``array`` is the kind of input arrays: "numpy", "cupy" or "torch".
@@ -54,8 +49,8 @@ class ModelContext(NamedTuple):
     calls: OutgoingCalls = OutgoingCalls()
     array: str = "numpy"
     metrics: MetricRegistry = MetricRegistry()
-    #: Function that adds a line to the server's log, at a level of ``logging``.
-    log: Callable[[int, str], None] = _print
+    #: Function that adds a line to the server's log, at a level of ``logging``; stderr without a server.
+    log: Callable[[int, str], object] = lambda _level, text: sys.stderr.write(f"{text}\n")
 
     @property
     def batching(self) -> bool:

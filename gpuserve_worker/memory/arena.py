@@ -132,6 +132,13 @@ def _no_memory(nbytes: int, error: OSError) -> OutOfMemory:
     return OutOfMemory(f"no shared memory for {nbytes} bytes: {error.strerror}")
 
 
+def _new_segment(nbytes: int, *, is_claim: bool = False) -> ArenaSegment:
+    try:
+        return ArenaSegment(nbytes, is_claim=is_claim)
+    except OSError as error:
+        raise _no_memory(nbytes, error) from error
+
+
 class Block:
     """``nbytes`` of an arena of this process at ``offset`` of a segment, with a writable view. ``arena`` is
     None after the block is freed. A block that is deleted before is reclaimed by ``Orphans``.
@@ -423,7 +430,7 @@ class Arena:
     def _add(self, size: int, *, is_claim: bool, is_sparse: bool) -> tuple[int, int]:
         """Return a free range of a new segment. All of the segment is reserved unless it is sparse."""
         nbytes = max(SEGMENT_NBYTES, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
-        segment = self._sparse(nbytes, is_claim=is_claim) if is_sparse else self._whole(nbytes)
+        segment = _new_segment(nbytes, is_claim=is_claim) if is_sparse else self._whole(nbytes)
         number = self._next_segment
         self._next_segment += 1
         self._segments[number] = segment
@@ -433,22 +440,13 @@ class Arena:
         assert offset is not None, "a new segment has room for the block it was made for"
         return number, offset
 
-    def _sparse(self, nbytes: int, *, is_claim: bool) -> ArenaSegment:
-        try:
-            return ArenaSegment(nbytes, is_claim=is_claim)
-        except OSError as error:
-            raise _no_memory(nbytes, error) from error
-
     def _whole(self, nbytes: int) -> ArenaSegment:
         self._keep_limit(nbytes)
         if self._spares is not None and nbytes == SEGMENT_NBYTES and (spare := self._spares.pop()):
             self._nbytes += nbytes
             return spare
         self._make_room(nbytes)
-        try:
-            segment = ArenaSegment(nbytes, is_claim=False)
-        except OSError as error:
-            raise _no_memory(nbytes, error) from error
+        segment = _new_segment(nbytes)
         try:
             self._fill(segment, 0, nbytes)
         except OutOfMemory:

@@ -152,19 +152,15 @@ class ShrinkGuard:
         for watch in list(self._watches.values()):
             if watch.address <= address < watch.address + watch.nbytes:
                 watch.broken = True
-                if self._put_zeros(watch):
+                # Replace the mapping with private zeroed memory.
+                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+                protection = mmap.PROT_READ | mmap.PROT_WRITE
+                if watch.address == self._libc.mmap(watch.address, watch.nbytes, protection, flags, -1, 0):
                     return
         # Not a watched mapping: the instruction runs again under the previous signal action.
         previous, self._previous = self._previous, None
         if previous is not None:  # otherwise another thread has restored it
             self._libc.sigaction(number, ctypes.byref(previous), None)
-
-    def _put_zeros(self, watch: MappingWatch) -> bool:
-        """Replace the mapping with private zeroed memory."""
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-        protection = mmap.PROT_READ | mmap.PROT_WRITE
-        placed = self._libc.mmap(watch.address, watch.nbytes, protection, flags, -1, 0)
-        return bool(placed == watch.address)
 
 
 #: Created at import, installed when the first mapping is watched.

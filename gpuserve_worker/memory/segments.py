@@ -90,14 +90,10 @@ def _of_group(folder: str, files: _Files) -> tuple[int, int] | None:
     usage = _text(f"{folder}/{files.usage}").strip()
     if not usage.isdigit():
         return None
-    return int(limit), max(0, int(usage) - _reclaimable(f"{folder}/{_STATISTICS}"))
-
-
-def _reclaimable(statistics: str) -> int:
     # The usage in v1 includes child groups, as do the statistics with the prefix "total_".
-    lines = [line.removeprefix("total_") for line in _text(statistics).splitlines()]
+    lines = [line.removeprefix("total_") for line in _text(f"{folder}/{_STATISTICS}").splitlines()]
     named = dict(line.split(maxsplit=1) for line in lines if " " in line)
-    return sum(int(named.get(name, "0")) for name in _RECLAIMABLE)
+    return int(limit), max(0, int(usage) - sum(int(named.get(name, "0")) for name in _RECLAIMABLE))
 
 
 def _text(path: str) -> str:

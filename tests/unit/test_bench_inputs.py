@@ -99,13 +99,13 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text(json.dumps(listed))
     (tmp_path / "v2.json").write_text(json.dumps(v2))
     for name, count in (("x.npz", 1), ("list.json", 2), ("v2.json", 1)):
-        requests = [fitted_tensors(MODEL, one, 1, "--data") for one in read_requests(str(tmp_path / name))]
+        requests = [fitted_tensors(MODEL, one, 1) for one in read_requests(str(tmp_path / name))]
         assert len(requests) == count
         assert all(np.array_equal(one["x"], x) and one["x"].dtype == np.float32 for one in requests)
 
 
 def test_a_row_without_the_batch_axis_is_repeated() -> None:
-    found = fitted_tensors(MODEL, {"x": [[1, 2, 3]], "o": ["text"]}, 4, "--data")
+    found = fitted_tensors(MODEL, {"x": [[1, 2, 3]], "o": ["text"]}, 4)
     assert found["x"].shape == (4, 1, 3)
     assert found["o"].shape == (4, 1)
     assert decode_bytes(tensor_bytes(found["o"], "BYTES"), 4) == [b"text"] * 4
@@ -144,7 +144,7 @@ def test_files_that_cannot_be_read(text: str, said: str, tmp_path: Path) -> None
 )
 def test_values_that_do_not_fit(given: dict[str, Any], said: str) -> None:
     with pytest.raises(BenchOptionError, match=said):
-        fitted_tensors(MODEL, given, 1, "--data")
+        fitted_tensors(MODEL, given, 1)
 
 
 def test_the_bytes_of_requests() -> None:

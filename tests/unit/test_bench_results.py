@@ -141,13 +141,13 @@ def test_the_servers_time_is_the_difference() -> None:
 def test_a_report_is_kept_and_read_again() -> None:
     server = ServerTime(4, 2.0, 1.0, 0.5, 0.0, 2, 4.0, 0)
     made = report(result(server=server), result(OPEN, interval(0.1, failures={"A": (1, "x")})))
-    assert report_from_json(report_to_json(made), "--baseline") == made
+    assert report_from_json(report_to_json(made)) == made
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "gpuserve bench 1"}', '{"format": "x"}'])
 def test_what_is_no_report(text: str) -> None:
     with pytest.raises(BenchOptionError, match=r"expected a \.json report"):
-        report_from_json(text, "--baseline")
+        report_from_json(text)
 
 
 def test_ratios_to_a_baseline() -> None:
@@ -199,7 +199,7 @@ def test_a_page_fetches_nothing_and_escapes() -> None:
     program = (
         "import sys; from gpuserve.cli.bench.report_output import html_page; "
         "from gpuserve.cli.bench.bench_report import report_from_json; "
-        "print(html_page(report_from_json(sys.stdin.read(), ''), None))"
+        "print(html_page(report_from_json(sys.stdin.read()), None))"
     )  # in a process of its own: matplotlib keeps its fonts open
     done = subprocess.run(
         [sys.executable, "-c", program],

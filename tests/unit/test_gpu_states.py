@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuserve.core.states import IllegalTransition
 from gpuserve.devices.machine import GpuReading, GpuReport, NvmlRound, RemappedRows, Xid
-from gpuserve.front.observability.gpu_health.gpu_monitor import ModelMemory, gpu_families, gpus_document
+from gpuserve.front.observability.gpu_health.gpu_monitor import ModelGpuMemory, gpu_families, gpus_document
 from gpuserve.front.observability.gpu_health.gpu_states import (
     MAX_PROBATION_S,
     NON_FENCING_XIDS,
@@ -270,7 +270,7 @@ FULL = GpuReading(
 )
 
 
-def lines(gpus: GpuSet, *models: ModelMemory) -> list[str]:
+def lines(gpus: GpuSet, *models: ModelGpuMemory) -> list[str]:
     text = prometheus.page(gpu_families(gpus, models, 0.5)).decode()
     return [line for line in text.splitlines() if not line.startswith("#")]
 
@@ -291,7 +291,7 @@ def test_our_own_metrics_tell_more() -> None:
     gpus = fleet(GpuReport(UUID, "cuda:0", "", FULL))
     gpus.count_xid(Xid((UUID,), 31), 0.0)
     at = 'device="cuda:0",gpu_uuid="GPU-a"'
-    found = lines(gpus, ModelMemory("m", "2", UUID, "cuda:0", 300))
+    found = lines(gpus, ModelGpuMemory("m", "2", UUID, "cuda:0", 300))
     for line in (
         f"gpuserve_gpu_temperature_celsius{{{at}}} 41",
         f"gpuserve_gpu_row_remap_pending{{{at}}} 1",
@@ -336,7 +336,7 @@ def test_without_a_gpu_there_is_nothing() -> None:
 
 def test_all_of_a_gpu_as_json() -> None:
     gpus = fleet(GpuReport(UUID, "cuda:0", "A GPU", FULL))
-    memory = [ModelMemory("m", "1", UUID, "cuda:0", 300), ModelMemory("m", "1", OTHER, "cuda:1", 5)]
+    memory = [ModelGpuMemory("m", "1", UUID, "cuda:0", 300), ModelGpuMemory("m", "1", OTHER, "cuda:1", 5)]
     (told,) = gpus_document(gpus, memory, 0.25, stale=False)["gpus"]
     assert told.pop("reading") == {
         "memory_total_bytes": 1000,

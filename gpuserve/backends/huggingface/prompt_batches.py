@@ -95,15 +95,16 @@ _OPTIONS: Final = {
 
 def read_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options in a request's parameters. Raise InvalidArgument for invalid values."""
-    return {name: _checked_option(name, parameters[name]) for name in _OPTIONS if name in parameters}
-
-
-def _checked_option(name: str, value: Any) -> Any:
-    wanted = _OPTIONS[name]
-    is_number = isinstance(value, int | wanted.kind) and not isinstance(value, bool)
-    if not is_number or not wanted.least <= value <= wanted.most:
-        raise InvalidArgument(f"Parameter {name!r} must be {wanted.expected}, but is {value!r:.64}")
-    return wanted.kind(value)
+    options = {}
+    for name, wanted in _OPTIONS.items():
+        if name not in parameters:
+            continue
+        value = parameters[name]
+        is_number = isinstance(value, int | wanted.kind) and not isinstance(value, bool)
+        if not is_number or not wanted.least <= value <= wanted.most:
+            raise InvalidArgument(f"Parameter {name!r} must be {wanted.expected}, but is {value!r:.64}")
+        options[name] = wanted.kind(value)
+    return options
 
 
 def limited_prompt(

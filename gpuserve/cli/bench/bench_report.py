@@ -41,7 +41,7 @@ def report_to_json(report: BenchReport) -> str:
     return json.dumps(document, indent=1, default=lambda kind: kind.value) + "\n"
 
 
-def report_from_json(text: str, option: str) -> BenchReport:
+def report_from_json(text: str) -> BenchReport:
     """Return the report that ``report_to_json`` wrote; raise BenchOptionError for any other text."""
     try:
         document = json.loads(text)
@@ -50,7 +50,7 @@ def report_from_json(text: str, option: str) -> BenchReport:
         document["levels"] = tuple(map(_level_result, document["levels"]))
         return BenchReport(**document)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise BenchOptionError(option, "expected a .json report of gpuserve bench") from None
+        raise BenchOptionError("--baseline", "expected a .json report of gpuserve bench") from None
 
 
 def _level_result(fields: dict[str, Any]) -> LevelResult:

@@ -96,12 +96,12 @@ class Window(NamedTuple):
     p99_ms: float
 
 
-def is_stable(windows: Sequence[Window], tolerance: float = _TOLERANCE) -> bool:
+def is_stable(windows: Sequence[Window]) -> bool:
     """Return whether throughput, median and p99 of the last windows differ little from their means."""
     last = windows[-STABLE_WINDOWS:]
     for values in zip(*last, strict=True):
         mean = sum(values) / len(values)
-        if mean <= 0 or any(abs(value - mean) > tolerance * mean for value in values):
+        if mean <= 0 or any(abs(value - mean) > _TOLERANCE * mean for value in values):
             return False
     return len(last) == STABLE_WINDOWS
 

@@ -19,7 +19,7 @@ from gpuserve.cli.bench import request_tensors as tensors_of
 from gpuserve.cli.bench.load_plan import BenchError, BenchOptionError, LoadPlan, SharedMemory
 from gpuserve.cli.bench.loader_messages import LoaderSetup
 from gpuserve.cli.bench.request_payloads import Target, TensorPlace, Tensors
-from gpuserve.cli.bench.request_tensors import DATA_OPTION, Array, TargetModel, TensorFill
+from gpuserve.cli.bench.request_tensors import Array, TargetModel, TensorFill
 from gpuserve.cli.bench.server_control import ServerControl
 
 _ALIGNMENT: Final = 64
@@ -47,7 +47,7 @@ def request_arrays(model: TargetModel, data: RequestData) -> list[dict[str, Arra
     if data.shapes:
         raise BenchOptionError("--shape", "does not go with a file as --data, which has shapes of its own")
     given = tensors_of.read_requests(data.source)
-    return [tensors_of.fitted_tensors(model, one, data.batch_size, DATA_OPTION) for one in given]
+    return [tensors_of.fitted_tensors(model, one, data.batch_size) for one in given]
 
 
 def place_tensors(

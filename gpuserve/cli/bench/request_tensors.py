@@ -159,42 +159,41 @@ def dtype_of(tensor: TensorSpec) -> np.dtype[Any]:
         raise BenchOptionError("MODEL", text) from None
 
 
-def fitted_tensors(
-    model: TargetModel, given: Mapping[str, Any], batch_size: int, option: str
-) -> dict[str, Array]:
+_DATA = "--data"
+
+
+def fitted_tensors(model: TargetModel, given: Mapping[str, Any], batch_size: int) -> dict[str, Array]:
     """Return the tensors of a request from a file, with rows repeated to the batch size. Raise
     BenchOptionError if they do not fit the model.
     """
     known = {one.name: one for one in model.inputs}
     for name in given:
         if name not in known:
-            raise BenchOptionError(option, f"model {model.name!r} has no input {name!r}")
+            raise BenchOptionError(_DATA, f"model {model.name!r} has no input {name!r}")
     for one in model.inputs:
         if one.name not in given and not one.optional:
-            raise BenchOptionError(option, f"the input {one.name!r} is missing")
-    found = {
-        name: _fitted_tensor(model, known[name], value, batch_size, option) for name, value in given.items()
-    }
+            raise BenchOptionError(_DATA, f"the input {one.name!r} is missing")
+    found = {name: _fitted_tensor(model, known[name], value, batch_size) for name, value in given.items()}
     rows = {len(array) for array in found.values()} if model.max_batch_size else set()
     if len(rows) > 1:
         text = f"the inputs of a request have different numbers of rows: {sorted(rows)}"
-        raise BenchOptionError(option, text)
+        raise BenchOptionError(_DATA, text)
     return found
 
 
-def _fitted_tensor(model: TargetModel, tensor: TensorSpec, value: Any, batch_size: int, option: str) -> Array:
-    array = _typed_array(tensor, value, option)
+def _fitted_tensor(model: TargetModel, tensor: TensorSpec, value: Any, batch_size: int) -> Array:
+    array = _typed_array(tensor, value)
     wanted = tensor.shape
     if model.max_batch_size and array.ndim == len(wanted) - 1:
         array = np.repeat(array[None], batch_size, axis=0)
     dims = zip(wanted, array.shape, strict=False)
     if array.ndim != len(wanted) or any(dim not in {-1, got} for dim, got in dims):
         text = f"input {tensor.name!r} has the shape {list(wanted)}, given {list(array.shape)}"
-        raise BenchOptionError(option, text)
+        raise BenchOptionError(_DATA, text)
     return array
 
 
-def _typed_array(tensor: TensorSpec, value: Any, option: str) -> Array:
+def _typed_array(tensor: TensorSpec, value: Any) -> Array:
     dtype = dtype_of(tensor)
     try:
         array = np.array(value)
@@ -204,7 +203,8 @@ def _typed_array(tensor: TensorSpec, value: Any, option: str) -> Array:
             raise ValueError
         return np.ascontiguousarray(array, dtype)
     except (TypeError, ValueError):
-        raise BenchOptionError(option, f"input {tensor.name!r} is no array of {tensor.datatype}") from None
+        text = f"input {tensor.name!r} is no array of {tensor.datatype}"
+        raise BenchOptionError(_DATA, text) from None
 
 
 def tensor_bytes(array: Array, datatype: str) -> bytes:
@@ -212,9 +212,6 @@ def tensor_bytes(array: Array, datatype: str) -> bytes:
     if datatype == BYTES:
         return encode_bytes(array.ravel().tolist())
     return array.tobytes()
-
-
-DATA_OPTION = "--data"
 
 
 def read_requests(path: str) -> list[dict[str, Any]]:
@@ -227,23 +224,23 @@ def read_requests(path: str) -> list[dict[str, Any]]:
             document = json.load(file)
     except OSError as error:
         text = f"{os.path.basename(path)} cannot be read: {error_reason(error)}"
-        raise BenchOptionError(DATA_OPTION, text) from None
+        raise BenchOptionError(_DATA, text) from None
     except ValueError:
         form = "an .npz file of plain arrays" if path.endswith(".npz") else "JSON"
-        raise BenchOptionError(DATA_OPTION, f"{os.path.basename(path)} is not {form}") from None
+        raise BenchOptionError(_DATA, f"{os.path.basename(path)} is not {form}") from None
     match document:
         case {"inputs": [*tensors]}:
             return [dict(map(_v2_tensor, tensors))]
         case {"data": [_, *_] as requests} if all(isinstance(one, dict) for one in requests):
             return [{name: _tensor_value(name, value) for name, value in one.items()} for one in requests]
-    raise BenchOptionError(DATA_OPTION, 'expected {"inputs": [...]} or {"data": [{...}, ...]}')
+    raise BenchOptionError(_DATA, 'expected {"inputs": [...]} or {"data": [{...}, ...]}')
 
 
 def _v2_tensor(tensor: Any) -> tuple[str, Any]:
     match tensor:
         case {"name": str(name), "shape": shape, "data": data}:
             return name, _tensor_value(name, {"content": data, "shape": shape})
-    raise BenchOptionError(DATA_OPTION, "every input needs name, shape and data")
+    raise BenchOptionError(_DATA, "every input needs name, shape and data")
 
 
 def _tensor_value(name: str, value: Any) -> Any:
@@ -254,9 +251,9 @@ def _tensor_value(name: str, value: Any) -> Any:
                 return np.array(elements).reshape(shape)
             except (TypeError, ValueError):
                 text = f"the content of {name!r} does not have the shape {shape}"
-                raise BenchOptionError(DATA_OPTION, text) from None
+                raise BenchOptionError(_DATA, text) from None
         case {"content": elements}:
             return elements
         case dict():
-            raise BenchOptionError(DATA_OPTION, f"{name!r} needs content, and may have a shape")
+            raise BenchOptionError(_DATA, f"{name!r} needs content, and may have a shape")
     return value

@@ -62,7 +62,9 @@ class IngressProcess:
     ) -> None:
         self._control = control
         self._loop = asyncio.get_running_loop()
-        self._channel = IpcChannel(None, self._on_message, self._on_front_lost)
+        # A lost front is handled later, not while messages are read, perhaps on behalf of a request.
+        on_front_lost = partial(self._loop.call_soon, self._lose_front)
+        self._channel = IpcChannel(None, self._on_message, on_front_lost)
         self._on_setup = on_setup
         self._on_lost = on_lost
         self._settings = ServerSettings()
@@ -116,9 +118,6 @@ class IngressProcess:
         if self._parts is not None:
             self._parts.entrance.front_found()
             self._parts.inference.resume()
-
-    def _on_front_lost(self) -> None:
-        self._loop.call_soon(self._lose_front)  # not while messages are read, perhaps on behalf of a request
 
     def _lose_front(self) -> None:
         """Fail or hold the requests of the dead front, once for each front."""

@@ -38,7 +38,7 @@ class IpcChannel:
         self,
         sock: socket.socket | None,
         on_message: Callable[[Any, list[int]], None],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[], object],
     ) -> None:
         self._on_message = on_message
         self._on_lost = on_lost

@@ -67,10 +67,10 @@ class InFlightBatch:
         self._yields += 1
         return self._yields
 
-    def grant_credit(self, yields: int) -> None:
-        """Allow the worker to send ``yields`` more messages of responses."""
-        self._credit += yields
-        self.link.send(Credit(((self.batch.batch_id, yields),)))
+    def grant_credit(self) -> None:
+        """Allow the worker to send the rest of a window of messages of responses."""
+        self._credit += YIELD_WINDOW - 1
+        self.link.send(Credit(((self.batch.batch_id, YIELD_WINDOW - 1),)))
 
     def running_call(self, began_at: float) -> RunningCall:
         began_at = max(self.sent_at, began_at)
@@ -115,7 +115,7 @@ class InFlightBatches:
     def grant_window(self, flight: InFlightBatch) -> None:
         """Grant a stream's worker the full window, after its first responses were sent."""
         if flight.batch.batch_id in self._flights:
-            flight.grant_credit(YIELD_WINDOW - 1)
+            flight.grant_credit()
 
     def running(self, began_at: Callable[[str], float]) -> Iterator[RunningCall]:
         """Iterate over running batches. A sequential instance began its oldest batch at ``began_at``."""

@@ -279,7 +279,9 @@ class TlsHandshakes:
         """Close connections that have not begun a handshake in time; begun ones have their own timeout."""
         less_s = HANDSHAKE_S - FRESH_S if self._is_closing else 0.0
         for pending in [one for one in self._silent if now > one.until_s - less_s]:
-            self._close_silent(pending)
+            self._loop.remove_reader(pending.socket)
+            self._silent.discard(pending)
+            self._close(pending)
             if now > pending.until_s:
                 self._count_late(pending)
         for source, queue in list(self._waiting.items()):
@@ -306,11 +308,6 @@ class TlsHandshakes:
         self._silent.discard(pending)
         self._waiting.setdefault(pending.source, deque()).append(pending)
         self._start_next_soon()
-
-    def _close_silent(self, pending: _PendingHandshake) -> None:
-        self._loop.remove_reader(pending.socket)
-        self._silent.discard(pending)
-        self._close(pending)
 
     def _close(self, pending: _PendingHandshake) -> None:
         pending.socket.close()

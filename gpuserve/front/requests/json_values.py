@@ -191,7 +191,11 @@ def tensor_bytes(data: list[Any], datatype: str, count: int, name: str) -> bytes
             f"receiving {datatype} data via JSON is not supported. "
             f"Please use the binary data format for input {name}"
         )
-    elements = _flatten(data, name)
+    elements = data
+    while elements and type(elements[0]) is list:
+        if any(type(part) is not list for part in elements):
+            raise InvalidArgument(f"'data' of input '{name}' mixes arrays and values at one level")
+        elements = [element for part in elements for element in part]
     if len(elements) != count:
         raise _miscounted(name, len(elements), count)
     return _ENCODERS[datatype](elements, datatype, name) if elements else b""
@@ -297,14 +301,6 @@ def malformed(detail: str, position: int) -> MalformedJson:
 
 def _malformed(detail: str) -> InvalidArgument:
     return InvalidArgument(f"{_MALFORMED}{detail}")
-
-
-def _flatten(data: list[Any], name: str) -> list[Any]:
-    while data and type(data[0]) is list:
-        if any(type(part) is not list for part in data):
-            raise InvalidArgument(f"'data' of input '{name}' mixes arrays and values at one level")
-        data = [element for part in data for element in part]
-    return data
 
 
 def _check_types(

@@ -94,11 +94,11 @@ def check_texts(request_id: str, parameters: Mapping[str, Any]) -> None:
         )
 
 
-def check_name(what: str, name: str, model_name: str) -> None:
+def check_parameter_name(name: str, model_name: str) -> None:
     """Raise InvalidArgument if a name has more than ``MAX_NAME_NBYTES`` bytes of UTF-8: no known name has."""
     # A character is at most four bytes, so only few names have to be encoded to be measured.
     if len(name) > MAX_NAME_NBYTES // 4 and len(name.encode("utf-8", "replace")) > MAX_NAME_NBYTES:
         raise InvalidArgument(
-            f"{what} '{shown(name)}' for model '{shown(model_name)}' is longer than the "
+            f"parameter '{shown(name)}' for model '{shown(model_name)}' is longer than the "
             f"{MAX_NAME_NBYTES} bytes a name may have, got {len(name)} characters"
         )

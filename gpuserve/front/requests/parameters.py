@@ -98,7 +98,10 @@ def region_slice(given: Mapping[str, Any], name: str, kinds: Kinds) -> RegionSli
         raise InvalidArgument(
             f"'{NBYTES}' must be specified along with '{REGION}' parameter for tensor '{shown(name)}'"
         )
-    offset, nbytes = (_integer(given, key, name, kinds) for key in (OFFSET, NBYTES))
+    offset, nbytes = given.get(OFFSET, 0), given[NBYTES]
+    for key, value in ((OFFSET, offset), (NBYTES, nbytes)):
+        if type(value) is not int:
+            raise _wrong_kind(key, name, kinds.integer)
     _check_range(region, offset, nbytes)
     return RegionSlice(region, offset, nbytes)
 
@@ -124,13 +127,6 @@ def class_count(given: Mapping[str, Any], name: str, kinds: Kinds) -> int:
 def regions_of(inputs: list[Any], placements: Mapping[str, RegionSlice]) -> tuple[RegionSlice, ...]:
     read = [one.data for one in inputs if type(one.data) is RegionSlice]
     return (*read, *placements.values())
-
-
-def _integer(given: Mapping[str, Any], key: str, name: str, kinds: Kinds) -> int:
-    value = given.get(key, 0)
-    if type(value) is not int:
-        raise _wrong_kind(key, name, kinds.integer)
-    return value
 
 
 def _wrong_kind(key: str, name: str, kind: str) -> InvalidArgument:

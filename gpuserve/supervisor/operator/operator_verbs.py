@@ -101,19 +101,17 @@ class OperatorVerbs:
                 self._publication.open(lambda: answer(self._events()))
             case "logs":
                 named = arguments.get("model") is not None
-                answer(self._logs(operator_arguments.model_name(verb, arguments) if named else ""))
+                model = operator_arguments.model_name(verb, arguments) if named else ""
+                lines, known = self._core.lines.of(model), self._models.table.names()
+                if model and not lines and model not in known and not self._attached.has(model):
+                    raise operator_arguments.unknown_model(model, known)
+                answer(VerbOutcome("", "", {"lines": [line.document() for line in lines]}))
 
     def _events(self) -> VerbOutcome:
         if not self._publication.address:
             return failed(Unavailable("the server cannot publish what happens; its log says why"))
         events = [event.document() for event in self._core.events.recent]
         return VerbOutcome("", "", {"address": self._publication.address, "events": events})
-
-    def _logs(self, model: str) -> VerbOutcome:
-        lines, known = self._core.lines.of(model), self._models.table.names()
-        if model and not lines and model not in known and not self._attached.has(model):
-            raise operator_arguments.unknown_model(model, known)
-        return VerbOutcome("", "", {"lines": [line.document() for line in lines]})
 
     def _start(self, verb: str, arguments: dict[str, Any], progress: OnProgress, answer: OnOutcome) -> None:
         match verb:

@@ -10,7 +10,7 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
@@ -176,7 +176,13 @@ class FileWatch:
 
     def watch(self, folders: Collection[str]) -> None:
         """Watch these folders, without their subfolders, in place of the earlier ones."""
-        wanted = frozenset(_existing_folders(folders))
+        existing = set()
+        for path in folders:
+            with contextlib.suppress(OSError):
+                found = os.stat(path)
+                if stat.S_ISDIR(found.st_mode):
+                    existing.add((os.path.realpath(path), found.st_ino))
+        wanted = frozenset(existing)
         if wanted == self._folders:
             return
         self._stop.set()  # the earlier thread ends by itself
@@ -217,14 +223,6 @@ class FileWatch:
             self.has_failed = True
             logger.warning("folders cannot be watched, and are polled every second instead: %s", error)
             self._wake()
-
-
-def _existing_folders(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
-    for path in folders:
-        with contextlib.suppress(OSError):
-            found = os.stat(path)
-            if stat.S_ISDIR(found.st_mode):
-                yield os.path.realpath(path), found.st_ino
 
 
 #: Reloads the models whose files have changed, and reports the outcome.

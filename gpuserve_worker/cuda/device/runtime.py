@@ -398,7 +398,7 @@ def load_runtime() -> Runtime:
 _KINDS: Final = {Copy.HOST_TO_DEVICE: "h2d", Copy.DEVICE_TO_HOST: "d2h", Copy.DEVICE_TO_DEVICE: "d2d"}
 
 
-class _Copied(NamedTuple):
+class _TimedCopy(NamedTuple):
     """A copy of ``nbytes``, issued at ``issued_ns`` between the events ``start`` and ``end``."""
 
     kind: str
@@ -423,7 +423,7 @@ class TimedRuntime(Runtime):
         super().__init__(cupy, driver, query_event)
         self._file = f"{file}.{os.getpid()}"
         self._lock = threading.Lock()
-        self._copies: deque[_Copied] = deque()
+        self._copies: deque[_TimedCopy] = deque()
         #: Events with timing: the host's time of the recording, and the stream.
         self._recorded: dict[int, tuple[int, int]] = {}
         self._origin: int | None = None
@@ -433,7 +433,9 @@ class TimedRuntime(Runtime):
         with self._lock:
             issued_ns, start = self._now_ns(), self._mark(stream)
             super().copy(to, source, nbytes, kind, stream)
-            self._copies.append(_Copied(_KINDS[kind], stream, nbytes, issued_ns, start, self._mark(stream)))
+            self._copies.append(
+                _TimedCopy(_KINDS[kind], stream, nbytes, issued_ns, start, self._mark(stream))
+            )
             self._write_copies()
 
     def create_event(self, *, timing: bool = False) -> int:

@@ -250,14 +250,14 @@ class GpuWatch:
         """Return how two devices, such as "cuda:0", reach each other's memory."""
         return GpuLink.SAME if device == other else self._links.get(frozenset((device, other)), GpuLink.HOST)
 
-    def model_memory(self) -> Iterator[ModelMemory]:
+    def model_memory(self) -> Iterator[ModelGpuMemory]:
         """Yield the memory of each model's workers on each GPU: by the driver, else by their allocators."""
         for gpu in self._gpus:
             nbytes: Counter[tuple[str, str]] = Counter()
             for worker, used in self._workers_on(gpu):
                 nbytes[worker.model] += used
             for (model, version), total in sorted(nbytes.items()):
-                yield ModelMemory(model, version, gpu.uuid, gpu.device, total)
+                yield ModelGpuMemory(model, version, gpu.uuid, gpu.device, total)
 
     def process_memory(self) -> tuple[tuple[int, int], ...]:
         """Return the pid and the bytes on all GPUs of each worker: by the driver, else by its allocators."""
@@ -404,7 +404,7 @@ _FIGURES: Final = (
 )  # fmt: skip
 
 
-class ModelMemory(NamedTuple):
+class ModelGpuMemory(NamedTuple):
     """The memory of one model version's workers on one GPU."""
 
     model: str
@@ -414,7 +414,9 @@ class ModelMemory(NamedTuple):
     nbytes: int
 
 
-def gpu_families(gpus: Iterable[WatchedGpu], models: Iterable[ModelMemory], age_s: float) -> Iterator[Family]:
+def gpu_families(
+    gpus: Iterable[WatchedGpu], models: Iterable[ModelGpuMemory], age_s: float
+) -> Iterator[Family]:
     """Yield the metrics of all GPUs. ``age_s`` is the age of the NVML readings."""
     gpus = list(gpus)
     readings = [(one, one.reading) for one in gpus if one.reading is not None]
@@ -492,7 +494,7 @@ _BY_LABEL: Final[Sequence[tuple[str, str, str, str, Callable[[WatchedGpu], _Part
 
 
 def gpus_document(
-    gpus: Iterable[WatchedGpu], models: Iterable[ModelMemory], age_s: float, stale: bool
+    gpus: Iterable[WatchedGpu], models: Iterable[ModelGpuMemory], age_s: float, stale: bool
 ) -> dict[str, Any]:
     """Return the body of ``GET /v2/gpus``. Unreported values are null; ``age_s`` is the readings' age."""
     memory = list(models)
@@ -503,7 +505,7 @@ def gpus_document(
     }
 
 
-def _gpu_document(gpu: WatchedGpu, models: Iterable[ModelMemory]) -> dict[str, Any]:
+def _gpu_document(gpu: WatchedGpu, models: Iterable[ModelGpuMemory]) -> dict[str, Any]:
     return {
         "uuid": gpu.uuid,
         "device": gpu.device,

@@ -42,7 +42,7 @@ from gpuserve.front.protocols.grpc.model_infer import (
     InferCall,
     read_by_template,
 )
-from gpuserve.front.protocols.grpc.model_stream_infer import CHUNK_NBYTES, InferStream
+from gpuserve.front.protocols.grpc.model_stream_infer import InferStream
 from gpuserve.front.protocols.grpc.request_scanner import GrpcBodyScanner
 from gpuserve.front.requests.inference import InferRequest
 from gpuserve.front.service.inference_service import InferenceService
@@ -227,11 +227,11 @@ class StreamingInference:
             whole = pieces[0] if len(pieces) == 1 else None
             if coding and (nbytes := sum(map(len, pieces))) >= protocol.COMPRESSED_NBYTES:
                 packed = await offload(nbytes, protocol.compress_messages, coding, self._shared.level, pieces)
-                parts = protocol.join_pieces([packed], CHUNK_NBYTES)
+                parts = protocol.join_pieces([packed])
             elif isinstance(whole, bytes):
                 parts = (whole,)
             else:
-                parts = protocol.join_pieces(pieces, CHUNK_NBYTES)
+                parts = protocol.join_pieces(pieces)
             if not exchange.started:
                 exchange.start(200, headers)
             for part in parts:

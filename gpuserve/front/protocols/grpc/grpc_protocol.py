@@ -29,6 +29,8 @@ IDENTITY: Final = "identity"
 #: The value of the ``grpc-accept-encoding`` header that the server answers with.
 ACCEPTED_ENCODINGS: Final = "identity, deflate, gzip"
 PREFIX: Final = struct.Struct(">BI")
+#: Messages are written in chunks of about this size.
+CHUNK_NBYTES: Final = 1 << 20
 #: Messages up to this size are copied out of the chunks that contained them.
 _COPIED_NBYTES: Final = 1 << 20
 #: The inflation ratio allowed for small messages, which are limited by size alone.
@@ -169,16 +171,16 @@ class Unframer:
             raise truncated_body_error(given, expected)
 
 
-def join_pieces(pieces: Sequence[Buffer], most_nbytes: int) -> Iterator[bytes]:
-    """Yield pieces joined into parts of at most ``most_nbytes`` bytes; longer pieces are cut lazily."""
+def join_pieces(pieces: Sequence[Buffer]) -> Iterator[bytes]:
+    """Yield pieces joined into parts of at most ``CHUNK_NBYTES``; longer pieces are cut lazily."""
     parts: list[Buffer] = []
-    room = most_nbytes
+    room = CHUNK_NBYTES
     for piece in pieces:
-        for at in range(0, len(piece), most_nbytes):
-            part = piece if len(piece) <= most_nbytes else memoryview(piece)[at : at + most_nbytes]
+        for at in range(0, len(piece), CHUNK_NBYTES):
+            part = piece if len(piece) <= CHUNK_NBYTES else memoryview(piece)[at : at + CHUNK_NBYTES]
             if len(part) > room:
                 yield b"".join(parts)
-                parts, room = [], most_nbytes
+                parts, room = [], CHUNK_NBYTES
             parts.append(part)
             room -= len(part)
     if parts:

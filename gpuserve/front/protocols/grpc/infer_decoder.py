@@ -30,7 +30,7 @@ from gpuserve.front.requests.limits import (
     MAX_OUTPUTS,
     check_count,
     check_entries,
-    check_name,
+    check_parameter_name,
     shown,
 )
 
@@ -349,7 +349,7 @@ def request_parameters(given: Any, model_name: str) -> RequestParameters:
     timeout_us = priority = 0
     empty_final = in_sequence = False
     for key, value in given.items():
-        check_name("parameter", key, model_name)
+        check_parameter_name(key, model_name)
         choice = value.WhichOneof("parameter_choice")
         if key == "timeout":
             timeout_us = _unsigned_value(key, choice, value, "int64_param", model_name)

@@ -23,14 +23,12 @@ from gpuserve.front.net.exchange import Exchange, wake
 from gpuserve.front.observability.tracing.request_trace import Reception
 from gpuserve.front.protocols.access import header_forwarding as forwarding
 from gpuserve.front.protocols.access.body_decoding import Buffer
-from gpuserve.front.protocols.grpc.grpc_protocol import frame
+from gpuserve.front.protocols.grpc.grpc_protocol import CHUNK_NBYTES, frame
 from gpuserve.front.protocols.grpc.infer_decoder import parse_infer_request, parse_refused_message
 from gpuserve.front.protocols.grpc.infer_encoder import Piece, check_size, response_parts, varint
 from gpuserve.front.requests.inference import InferRequest, InferResponse
 from gpuserve.front.service.inference_service import InferenceService
 
-#: Messages are written in chunks of about this size.
-CHUNK_NBYTES: Final = 1 << 20
 #: Back-pressure: no more requests are read from the connection while the client has this much to read, while
 #: requests of this many bytes are in flight, or while this many answers wait for an earlier one; nor, while a
 #: request is in flight, if the bodies of all clients together take most of the memory that they may.

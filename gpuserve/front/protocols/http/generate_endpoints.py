@@ -22,7 +22,7 @@ from gpuserve.front.requests.json_values import compact, described, tensor_bytes
 from gpuserve.front.requests.limits import (
     MAX_PARAMETERS,
     check_count,
-    check_name,
+    check_parameter_name,
     check_texts,
     shown,
     suggested,
@@ -175,12 +175,6 @@ def _input(tensor: TensorSpec, value: Any, spec: ModelSpec) -> InputTensor:
     return InputTensor(tensor.name, tensor.datatype, shape, content)
 
 
-def _shown_scalar(data: list[Any]) -> str:
-    """Return the only value as text, if it is no number."""
-    text = len(data) == 1 and isinstance(data[0], str | dict) and shown(str(data[0]))
-    return f", {text!r}" if text else ""
-
-
 def _count(data: list[Any]) -> int:
     return sum(_count(one) if isinstance(one, list) else 1 for one in data)
 
@@ -191,16 +185,17 @@ def _shape(tensor: TensorSpec, data: list[Any], count: int, spec: ModelSpec) -> 
     innermost = max((axis for axis, dim in enumerate(declared) if dim == -1), default=None)
     rest = count // fixed if fixed else 0
     if rest * fixed != count or (innermost is None and rest != 1):
+        text = len(data) == 1 and isinstance(data[0], str | dict) and shown(str(data[0]))
         raise InvalidArgument(
             f"The schema can not convert input '{tensor.name}' to tensor with proper shape: expected "
             f"{tensor.datatype} of the shape {list(declared)}, given {count} "
-            f"{'value' if count == 1 else 'values'}{_shown_scalar(data)}"
+            f"{'value' if count == 1 else 'values'}{f', {text!r}' if text else ''}"
         )
     return tuple(dim if dim != -1 else rest if axis == innermost else 1 for axis, dim in enumerate(declared))
 
 
 def _parameter(key: str, value: Any, spec: ModelSpec) -> Any:
-    check_name("parameter", key, spec.name)
+    check_parameter_name(key, spec.name)
     if isinstance(value, _SCALARS):
         return value
     raise InvalidArgument(
