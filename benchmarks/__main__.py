@@ -15,11 +15,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.command_line import exit_on_sigterm, names_of, say
 from benchmarks.extra_rows import ModelPy
 from benchmarks.footprint import Imports, Starts
 from benchmarks.peers import PeerCache, ServerMissing
 from benchmarks.processes import cpu_name
-from benchmarks.report import Part, Plan, Report, Section, names_of
+from benchmarks.report import Part, Plan, Report, Section
 from benchmarks.request_section import Requests
 from benchmarks.servers import SERVERS
 from benchmarks.servers.server import Server
@@ -31,7 +32,9 @@ SECTIONS: tuple[Section, ...] = (Imports(), Starts(), Requests(), ModelPy())
 
 
 def main(arguments: Sequence[str]) -> int:
-    _take_signals()
+    exit_on_sigterm()
+    # A shell starts its background jobs with SIGINT ignored; the servers would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options = parse(arguments)
     skipped: dict[str, str] = {}
     servers = prepared(options, skipped)
@@ -106,17 +109,6 @@ def machine() -> dict[str, str]:
         "Linux": platform.release(),
         "Python": platform.python_version(),
     }
-
-
-def _take_signals() -> None:
-    """SIGTERM and Ctrl-C end the program as an exception does: the servers are stopped on the way out."""
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    # A shell starts its background jobs with SIGINT ignored; the servers would inherit that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _at_least_one(text: str) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,20 +11,6 @@ from benchmarks.figures import rounded
 from benchmarks.servers.server import Server
 
 Say = Callable[[str], None]
-
-
-def names_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return the type of an option that takes names, parted by commas, each one of those that exist."""
-    known = tuple(known)
-
-    def names(text: str) -> tuple[str, ...]:
-        given = tuple(text.split(","))
-        for name in given:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
-        return given
-
-    return names
 
 
 @dataclass(frozen=True, slots=True)

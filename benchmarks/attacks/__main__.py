@@ -22,6 +22,7 @@ from benchmarks.attacks.attacked import PLAIN, Held, Setting, attacked, held, he
 from benchmarks.attacks.attacker import ATTACKS
 from benchmarks.attacks.connections import Victim, address
 from benchmarks.attacks.limits import Finding, Judgement, Limits, compared, keeps, markdown
+from benchmarks.command_line import exit_on_sigterm, names_of, say
 from benchmarks.processes import Group, cpu_group
 
 _LOOK_S: Final = 0.2
@@ -45,7 +46,7 @@ _ENOUGH: Final = 8
 def main(arguments: Sequence[str] | None = None) -> int:
     """Attack, print, and say whether all limits were held."""
     given = _parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+    exit_on_sigterm()
     findings: list[Finding] = []
     with contextlib.ExitStack() as stack:
         group = None
@@ -53,10 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 group = stack.enter_context(cpu_group(given.cpu))
             except OSError as error:
-                print(
-                    f"This machine does not allow a control group of {given.cpu:g} CPU: {error}",
-                    file=sys.stderr,
-                )
+                say(f"This machine does not allow a control group of {given.cpu:g} CPU: {error}")
                 return 2
         while len(findings) < len(given.attacks):
             _attack_one_server(given, group, findings)
@@ -77,16 +75,13 @@ def _attack_one_server(given: argparse.Namespace, group: Group | None, findings:
         for name in names:
             if ATTACKS[name].setting is not setting:
                 return
-            finding = _attacked(server, bystander, name, given.seconds, _limits(given, name))
+            # With a part of a CPU a request may take longer by as much.
+            p99_ms = (ATTACKS[name].p99_ms or given.p99_ms) / min(1.0, given.cpu or 1.0)
+            finding = _attacked(server, bystander, name, given.seconds, Limits(p99_ms=p99_ms))
             findings.append(finding)
-            print(f"{name}: {', '.join(finding.broken) or 'held'}", file=sys.stderr, flush=True)
+            say(f"{name}: {', '.join(finding.broken) or 'held'}")
             if finding.broken and not given.url:
                 return
-
-
-def _limits(given: argparse.Namespace, name: str) -> Limits:
-    """Return the limits of an attack; with a part of a CPU a request may take longer by as much."""
-    return Limits(p99_ms=(ATTACKS[name].p99_ms or given.p99_ms) / min(1.0, given.cpu or 1.0))
 
 
 class Bystander:
@@ -215,7 +210,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     p99_ms = Limits().p99_ms
-    add("--attacks", type=_names, metavar="NAME,...", help="default: all of them")
+    add("--attacks", type=names_of(ATTACKS), metavar="NAME,...", help="default: all of them")
     add("--seconds", type=float, default=10.0, help="of each; default: %(default)g")
     add("--p99-ms", type=float, default=p99_ms, help="of the client; default: %(default)g")
     add("--ingress-processes", type=int, default=1, metavar="N", help="ingress processes; default: 1, none")
@@ -234,13 +229,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if wrong := [name for name in given.attacks if name not in possible]:
         parser.error(f"a server of --url cannot be attacked by {', '.join(wrong)}")
     return given
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in ATTACKS]:
-        raise argparse.ArgumentTypeError(f"expected names of attacks, given {', '.join(unknown)}")
-    return names
 
 
 if __name__ == "__main__":

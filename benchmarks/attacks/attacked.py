@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from benchmarks.attacks.connections import trusting_context
 from benchmarks.attacks.requests import MIB
 from benchmarks.processes import Group, tree
 from benchmarks.servers import ConfiguredGpuServe, echo_entry
@@ -104,9 +104,7 @@ def held_by_requests(metrics: str) -> int:
     """Return blocks and bytes that requests hold, by the metrics page at this address, which speaks TLS.
     Raises OSError: The page does not answer.
     """
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    connection = http.client.HTTPSConnection(metrics, timeout=_TIMEOUT_S, context=context)
+    connection = http.client.HTTPSConnection(metrics, timeout=_TIMEOUT_S, context=trusting_context())
     try:
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -25,6 +26,13 @@ _TURN_S: Final = 0.05
 _IDLE_TURN_S: Final = 0.5
 
 Address = tuple[str, int]
+
+
+def trusting_context() -> ssl.SSLContext:
+    """Return a context of TLS that believes every server."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def address(text: str) -> Address:
@@ -184,15 +192,12 @@ class Calls:
             self._calls.receive(received, 0.0)
 
 
-def again(victim: Victim, talk: Callable[[], None]) -> int:
-    """Do it until the attack is over, however often the server puts an end to it; returns how often."""
-    n = 0
+def again(victim: Victim, talk: Callable[[], None]) -> None:
+    """Do it until the attack is over, however often the server puts an end to it."""
     while victim.left_s > 0:
         with contextlib.suppress(OSError):
             talk()
-        n += 1
         time.sleep(_PAUSE_S)
-    return n
 
 
 def crowd(victim: Victim, n: int, talk: Callable[[], None]) -> None:

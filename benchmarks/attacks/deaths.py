@@ -68,12 +68,8 @@ def operate(server: Address, verb: str, *arguments: str) -> Done:
 def _reloads(victim: Victim, changes: Mapping[str, Callable[[dict[str, Any]], str]]) -> Iterator[Judgement]:
     """Reload each changed configuration, then the former one, as long as that can be reloaded."""
     victim.begin()
-    config = Path(victim.config)
-    good = config.read_text()
     for name, change in changes.items():
-        config.write_text(change(json.loads(good)))
-        yield _judged(f"reload with {name}", operate(victim.http, "reload"))
-        config.write_text(good)
+        yield _judged(f"reload with {name}", _reload_of(victim, change))
         after = _judged("reload of the former configuration", operate(victim.http, "reload"), is_fine=True)
         yield after
         yield _judged("status", operate(victim.http, "status"), is_fine=True)

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.attacks.attacked import PLAIN, Held, Setting
 from benchmarks.attacks.connections import Victim
+from benchmarks.attacks.requests import MIB
 from benchmarks.figures import percentile, table
 
 
@@ -34,7 +35,6 @@ class Case(NamedTuple):
     by_operator: bool = False
 
 
-MIB: Final = 1 << 20
 #: The well-behaved client asks sixty times a second; of fewer answers than these no p99 is believed.
 _LEAST_PER_S: Final = 25
 _HEADER: Final = (

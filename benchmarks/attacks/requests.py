@@ -12,6 +12,7 @@ from typing import Final
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.cli.bench import http2_client as http2
+from gpuserve.front.protocols.grpc.infer_encoder import varint
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
 MODEL: Final = "echo"
@@ -111,11 +112,3 @@ def bomb(nbytes: int, start: bytes = b"") -> bytes:
     block = packer.compress(bytes(4 * MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
     head = b"\x1f\x8b\x08" + bytes(6) + b"\xff"
     return head + first + block * (nbytes // (4 * MIB)) + packer.flush() + bytes(8)
-
-
-def varint(number: int) -> bytes:
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*parts, number))

@@ -10,7 +10,7 @@ import ssl
 import time
 from typing import Final
 
-from benchmarks.attacks.connections import TIMEOUT_S, Attack, Calls, Victim, crowd
+from benchmarks.attacks.connections import TIMEOUT_S, Attack, Calls, Victim, crowd, trusting_context
 from benchmarks.attacks.requests import (
     MIB,
     begin,
@@ -39,14 +39,19 @@ def none(victim: Victim) -> None:
     time.sleep(victim.left_s)
 
 
-def idle(victim: Victim) -> None:
-    """Connections that say nothing, until no more are taken or this client has no more descriptors."""
+def _most_connections() -> int:
+    """Return how many connections to hold, with as many descriptors as this process may have."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    held: list[socket.socket] = []
+    return min(most - _SPARE_DESCRIPTORS, _MOST_IDLE)
+
+
+def idle(victim: Victim) -> None:
+    """Connections that say nothing, until no more are taken or this client has no more descriptors."""
+    held, most = list[socket.socket](), _most_connections()
     with contextlib.ExitStack() as stack:
         while victim.left_s > 0:
-            if len(held) >= min(most - _SPARE_DESCRIPTORS, _MOST_IDLE):
+            if len(held) >= most:
                 time.sleep(victim.left_s)
             try:
                 held.append(stack.enter_context(socket.create_connection(victim.http, TIMEOUT_S)))
@@ -56,11 +61,9 @@ def idle(victim: Victim) -> None:
 
 def tls_stopped(victim: Victim) -> None:
     """Handshakes of TLS that begin and do not go on, as many connections as are taken."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     hello = _client_hello()
     with contextlib.ExitStack() as stack:
-        for _ in range(min(most - _SPARE_DESCRIPTORS, _MOST_IDLE)):
+        for _ in range(_most_connections()):
             if victim.left_s <= 0:
                 return
             with contextlib.suppress(OSError):
@@ -72,7 +75,7 @@ def tls_stopped(victim: Victim) -> None:
 def tls_handshakes(victim: Victim) -> None:
     """Whole handshakes of TLS, without a pause; then the connection is closed."""
 
-    context = _trusting()
+    context = trusting_context()
 
     def talk() -> None:
         with socket.create_connection(victim.tls, TIMEOUT_S) as plain:
@@ -81,17 +84,10 @@ def tls_handshakes(victim: Victim) -> None:
     crowd(victim, _CROWD, talk)
 
 
-def _trusting() -> ssl.SSLContext:
-    """What believes every server."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
-
-
 def _client_hello() -> bytes:
     """The first bytes of a handshake."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    begun = _trusting().wrap_bio(incoming, outgoing)
+    begun = trusting_context().wrap_bio(incoming, outgoing)
     with contextlib.suppress(ssl.SSLWantReadError):
         begun.do_handshake()
     return outgoing.read()

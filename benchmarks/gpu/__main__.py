@@ -10,16 +10,16 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from benchmarks.command_line import exit_on_sigterm, names_of, say
 from benchmarks.gpu import ROOT, simulated
 from benchmarks.gpu.running.machine import GPU, NoMachine, describe, warmed
 from benchmarks.gpu.running.one_by_one import Listener, run_sections
@@ -31,7 +31,6 @@ from benchmarks.gpu.running.section import (
     Effort,
     Found,
     Outcome,
-    Section,
     Site,
     stretched,
 )
@@ -45,9 +44,9 @@ _COLD_PART: Final = 0.5
 
 def main(arguments: Sequence[str]) -> int:
     began_at = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    exit_on_sigterm()
     options = parse(arguments)
-    with _environment(options) as environment:
+    with simulated() if options.stand_in else nullcontext({}) as environment:
         try:
             machine = describe(environment)
         except NoMachine as error:
@@ -61,7 +60,8 @@ def main(arguments: Sequence[str]) -> int:
         cold = warmed(environment, options.budget_s * _COLD_PART)
         say(f"first imports: {cold}")
         try:
-            return _Check(options, {**machine, "first imports": cold}, environment, began_at).run()
+            effort = Effort.small() if options.stand_in else Effort.full()
+            return _Check(options, {**machine, "first imports": cold}, environment, began_at, effort).run()
         finally:  # also where the time of the run is over
             if options.archive is not None:
                 with tarfile.open(options.archive, "w:gz") as archive:
@@ -69,11 +69,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    names = ", ".join(one.name for one in SECTIONS)
+    names = tuple(one.name for one in SECTIONS)
     parser = argparse.ArgumentParser(
         prog="scripts/gpu_check", description="Check this server on a machine with an NVIDIA GPU."
     )
-    parser.add_argument("--only", metavar="SECTION", type=_sections, help=f"some of {names}, by commas")
+    parser.add_argument(
+        "--only", metavar="SECTION", type=names_of(names), help=f"some of {', '.join(names)}, by commas"
+    )
     parser.add_argument("--part", choices=PARTS, help="half of them; runs into the same DIR make one report")
     parser.add_argument("--budget-s", type=float, help=f"default: {PART_BUDGET_S:g} for each part")
     parser.add_argument("--out", type=Path, default=ROOT / ".cache/gpu_check", metavar="DIR")
@@ -95,7 +97,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         sys.exit(publish(given.publish))
     if given.parse_only:
         sys.exit(0)
-    given.sections = given.only or tuple(one for one in SECTIONS if given.part in (None, one.part))
+    given.sections = tuple(
+        one for one in SECTIONS if given.part in (None, one.part) and one.name in (given.only or names)
+    )
     given.budget_s = given.budget_s or PART_BUDGET_S * len({one.part for one in given.sections})
     given.out = given.out.absolute()
     return given
@@ -108,21 +112,14 @@ def publish(folder: Path) -> int:
     except (OSError, ValueError) as error:
         say(f"error: {folder} has no report: {error}")
         return 1
-    missing = [name for name in (one.name for one in SECTIONS) if not _is_whole(document["sections"], name)]
+    whole = {name for name, one in document["sections"].items() if one["outcome"] != Outcome.UNDER_WAY.value}
+    missing = [one.name for one in SECTIONS if one.name not in whole]
     if document["stand_in"] or missing:
         why = "is of the stand-in" if document["stand_in"] else f"lacks {', '.join(missing)}"
         say(f"error: the report in {folder} {why}; expected one of all sections, run on a GPU")
         return 1
     _copy_documents(folder, ROOT / "docs")
     return 0
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _is_whole(sections: Mapping[str, Any], name: str) -> bool:
-    return name in sections and Outcome(sections[name]["outcome"]) is not Outcome.UNDER_WAY
 
 
 @dataclass(slots=True)
@@ -133,6 +130,7 @@ class _Check:
     machine: Mapping[str, str]
     environment: Mapping[str, str]
     began_at: float
+    effort: Effort
     found: dict[str, Found] = field(default_factory=dict)
 
     def run(self) -> int:
@@ -144,7 +142,7 @@ class _Check:
         for one in earlier(options.out, self.machine, others, stand_in=options.stand_in):
             self.found[one.section.name] = one
         sections = stretched(options.sections, left_s)
-        site = Site(files, self._effort, options.stand_in)
+        site = Site(files, self.effort, options.stand_in)
         for one in run_sections(sections, site, left_s, Listener(say, self._report), self.environment):
             self._report(one)
             _copy_documents(files / one.section.name, options.out)
@@ -155,42 +153,18 @@ class _Check:
         published = publish(options.out) if options.docs else 0
         return int(failed or published)
 
-    @property
-    def _effort(self) -> Effort:
-        return Effort.small() if self.options.stand_in else Effort.full()
-
     def _report(self, one: Found) -> None:
         """After each finding: a run that is killed keeps what it had."""
         self.found[one.section.name] = one
         known = [self.found[name] for name in (one.name for one in SECTIONS) if name in self.found]
         took_s = time.monotonic() - self.began_at
-        Report(self.machine, self._effort, self.options.stand_in, took_s, known).write(self.options.out)
+        Report(self.machine, self.effort, self.options.stand_in, took_s, known).write(self.options.out)
 
 
 def _copy_documents(folder: Path, out: Path) -> None:
     for name in _DOCUMENTS:
         if (folder / name).exists():
             shutil.copyfile(folder / name, out / name)
-
-
-@contextmanager
-def _environment(options: argparse.Namespace) -> Iterator[Mapping[str, str]]:
-    """What the sections' processes get besides the environment of this one."""
-    if not options.stand_in:
-        yield {}
-        return
-    with simulated() as environment:
-        yield environment
-
-
-def _sections(text: str) -> tuple[Section, ...]:
-    """Those of these names, in the order of the catalog."""
-    names = text.split(",")
-    known = [one.name for one in SECTIONS]
-    for name in names:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
-    return tuple(one for one in SECTIONS if one.name in names)
 
 
 if __name__ == "__main__":

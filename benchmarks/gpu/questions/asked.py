@@ -6,11 +6,11 @@ settings stay as they are, and nothing is judged here.
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable
 from typing import Final
 
+from benchmarks.command_line import exit_on_sigterm
 from benchmarks.gpu.questions import asking, frameworks, memory, sharing, threads
 from benchmarks.gpu.questions.asking import Answer
 
@@ -32,7 +32,7 @@ FRAMEWORKS: Final[tuple[Callable[..., Answer], ...]] = (
 
 
 def main(name: str, *arguments: str) -> None:
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # it ends what it started
+    exit_on_sigterm()
     ask = {one.__name__: one for one in (*QUESTIONS, *SHARING, *FRAMEWORKS)}[name]
     print(json.dumps(ask(*arguments)))
 

@@ -18,11 +18,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import processes
+from benchmarks.command_line import exit_on_sigterm
 from benchmarks.gpu.running.section import (
     Effort,
     Findings,
@@ -82,20 +83,12 @@ def run_sections(
 def _run(section: Section, site: Site, listener: Listener, environment: Mapping[str, str]) -> Found:
     shutil.rmtree(site.folder, ignore_errors=True)
     site.folder.mkdir(parents=True)
-    effort = site.effort
-    told = [
-        str(site.folder),
-        effort.rounds,
-        effort.seconds,
-        effort.largest_nbytes,
-        site.stand_in,
-        section.budget_s,
-    ]
+    told = json.dumps(asdict(replace(site, budget_s=section.budget_s)), default=str)
     result, log = site.folder / "found.json", site.folder / "section.log"
     command = [sys.executable, "-m", "benchmarks.gpu.running.one_by_one"]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, section.place, json.dumps(told), str(result)],
+            [*command, section.place, told, str(result)],
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -185,15 +178,14 @@ def _tail(log: Path) -> str:
 
 
 def main(place: str, site: str, result: str) -> int:
-    # Its servers are stopped on the way out.
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    exit_on_sigterm()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
-    folder, rounds, seconds, largest_nbytes, stand_in, budget_s = json.loads(site)
+    given = json.loads(site)
+    given |= {"folder": Path(given["folder"]), "effort": Effort(**given["effort"])}
     findings = Findings(Path(result))
     try:
         module, _, function = place.partition(":")
-        run = getattr(importlib.import_module(module), function)
-        run(Site(Path(folder), Effort(rounds, seconds, largest_nbytes), stand_in, budget_s), findings)
+        getattr(importlib.import_module(module), function)(Site(**given), findings)
         if findings.wrong:
             raise SectionFailed("; ".join(findings.wrong))
     except SectionSkipped as skipped:

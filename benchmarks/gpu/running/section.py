@@ -6,7 +6,6 @@ import enum
 import json
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -80,9 +79,6 @@ class Site:
     def device(self) -> str:
         """What networks of torch run on; the stand-in has no torch."""
         return "cpu" if self.stand_in else "cuda:0"
-
-    def say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import grpc
 
+from benchmarks.command_line import say
 from benchmarks.figures import Figure, Goal
 from benchmarks.gpu import MODELS, ROOT
 from benchmarks.gpu.running.section import Findings, SectionFailed, SectionSkipped, Site, ratio_figure
@@ -123,7 +124,7 @@ def _compare(
         server.append(seen.answers_per_s * factor)
         latencies_ms.append(seen.median_latency_s * 1e3)
         bare.append(loop.rate(x, site.effort.seconds) * rows)
-    site.say(f"{case}: {median(server):.0f} and {median(bare):.0f} rows/s")
+    say(f"{case}: {median(server):.0f} and {median(bare):.0f} rows/s")
     details = {"server, rows/s": server, "bare loop, rows/s": bare, "latency, ms": latencies_ms}
     return ratio_figure(case, "server / bare loop", server, bare, goal, **details)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.command_line import say
 from benchmarks.gpu import MODELS
 from benchmarks.gpu.running.section import Site
 from benchmarks.servers import ConfiguredGpuServe
@@ -77,5 +78,5 @@ def serving(
     server = _Server(models, folder, environment or {})
     server.prepare()
     with running(server, folder, [one.name for one in models], _READY_TIMEOUT_S) as one:
-        site.say(f"{label}: ready after {one.ready_s:.1f} s")
+        say(f"{label}: ready after {one.ready_s:.1f} s")
         yield one
