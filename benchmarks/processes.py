@@ -8,6 +8,7 @@ import platform
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -133,27 +134,22 @@ class Group:
         return ["/bin/sh", "-c", enter, "sh", *command]
 
 
-@contextlib.contextmanager
-def cpu_group(cpus: float) -> Iterator[Group]:
-    """Make a group that may use so many CPUs, and remove the group at the end. Raises OSError: This process
-    may not make such a group; the text says why.
-    """
+def cpu_group(cpus: float) -> AbstractContextManager[Group]:
+    """Return a group that may use so many CPUs; see ``_group``."""
     quota_us = round(cpus * _PERIOD_US)
-    with _group("cpu", {"cpu.cfs_quota_us": str(quota_us)}, {"cpu.max": f"{quota_us} {_PERIOD_US}"}) as group:
-        yield group
+    return _group("cpu", {"cpu.cfs_quota_us": str(quota_us)}, {"cpu.max": f"{quota_us} {_PERIOD_US}"})
 
 
-@contextlib.contextmanager
-def memory_group(nbytes: int) -> Iterator[Group]:
-    """Make a group that may use so much memory, and remove the group at the end. Raises OSError: This process
-    may not make such a group; the text says why.
-    """
-    with _group("memory", {"memory.limit_in_bytes": str(nbytes)}, {"memory.max": str(nbytes)}) as group:
-        yield group
+def memory_group(nbytes: int) -> AbstractContextManager[Group]:
+    """Return a group that may use so much memory; see ``_group``."""
+    return _group("memory", {"memory.limit_in_bytes": str(nbytes)}, {"memory.max": str(nbytes)})
 
 
 @contextlib.contextmanager
 def _group(controller: str, version_1: dict[str, str], version_2: dict[str, str]) -> Iterator[Group]:
+    """Make a group while the context lasts. Raises OSError: This process may not make such a group; the text
+    says why.
+    """
     parent, limits = _parent(controller, version_1, version_2)
     folder = parent / f"gpuserve-{time.monotonic_ns()}"
     folder.mkdir()
@@ -163,7 +159,10 @@ def _group(controller: str, version_1: dict[str, str], version_2: dict[str, str]
         yield Group(folder)
     finally:
         end_s = time.monotonic() + _REMOVAL_S
-        while not _removed(folder) and time.monotonic() < end_s:
+        while time.monotonic() < end_s:
+            with contextlib.suppress(OSError):  # until the processes of the group have ended
+                folder.rmdir()
+                break
             time.sleep(0.01)
 
 
@@ -180,11 +179,3 @@ def _parent(
         # The kernel refuses this in a group that has processes of its own, except for the root group.
         (folder / "cgroup.subtree_control").write_text(f"+{controller}")
     return folder, version_2
-
-
-def _removed(folder: Path) -> bool:
-    try:
-        folder.rmdir()
-    except OSError:
-        return False
-    return True

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.figures import Figure, Goal
+from benchmarks.figures import Goal
 from benchmarks.gpu.running.section import Findings, SectionFailed, SectionSkipped, Site, ratio_figure
 from benchmarks.gpu.served.client import (
     Caller,
@@ -74,36 +74,18 @@ def _measure(site: Site, findings: Findings, caller: Caller, nbytes: int) -> Non
         except SectionSkipped as skipped:
             findings.skip(f"{_size(nbytes)} in shared memory", str(skipped))
         paths["message"] = _through_message(caller, data)
-        seen = _rounds(site, paths)
-    findings.add(*_figures(nbytes, seen))
-
-
-def _rounds(site: Site, paths: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """The median latency of each path in each round, in ms."""
-    seen: dict[str, list[float]] = {name: [] for name in paths}
-    for _ in range(site.effort.rounds):
-        for name, ask in paths.items():
+        #: The median latency of each path in each round, in ms.
+        seen: dict[str, list[float]] = {name: [] for name in paths}
+        for name, ask in list(paths.items()) * site.effort.rounds:
             times_s: list[float] = []
             ends_at = time.perf_counter() + site.effort.seconds * _PART
             while not times_s or time.perf_counter() < ends_at:
                 times_s.append(ask())
             seen[name].append(median(times_s) * 1e3)
-    return seen
-
-
-def _figures(nbytes: int, seen: dict[str, list[float]]) -> list[Figure]:
     ipc = seen.pop("CUDA IPC")
-    return [
-        ratio_figure(
-            f"{_size(nbytes)}, CUDA IPC / {name}",
-            "of the latency",
-            ipc,
-            host,
-            _GOALS.get((nbytes, name)),
-            **{"CUDA IPC, ms": ipc, "host, ms": host},
-        )
-        for name, host in seen.items()
-    ]
+    for name, host in seen.items():
+        case, details = f"{_size(nbytes)}, CUDA IPC / {name}", {"CUDA IPC, ms": ipc, "host, ms": host}
+        findings.add(ratio_figure(case, "of the latency", ipc, host, _GOALS.get((nbytes, name)), **details))
 
 
 # ---- bytes by the host --------------------------------------------------------------------------

@@ -238,26 +238,13 @@ def _of_compiled(answer: dict[str, Any]) -> Iterator[str]:
             yield f"torch.compile ({name}) fails in another thread: {one['in another thread']}"
 
 
+#: By the question.
 _NOTES: Final[dict[str, Callable[[dict[str, Any]], Iterator[str]]]] = {
-    "nvml": _of_nvml,
-    "page_locks": _of_page_locks,
-    "locking": _of_locking,
-    "bandwidth": _of_bandwidth,
-    "calls": _of_calls,
-    "handles": _of_handles,
-    "lock": _of_lock,
-    "waits": _of_waits,
-    "full_queue": _of_full_queue,
-    "captures": _of_captures,
-    "torch_facts": _of_torch_facts,
-    "torch_loop": _of_torch_loop,
-    "host_pointers": _of_host_pointers,
-    "bad_host_pointer": _of_bad_host_pointer,
-    "two_processes": _of_two_processes,
-    "small_instances": _of_small_instances,
-    "shared_memory": _of_shared_memory,
-    "strided": _of_strided,
-    "graphs": _of_graphs,
-    "onnx": _of_onnx,
-    "compiled": _of_compiled,
-}
+    one.__name__.removeprefix("_of_"): one
+    for one in (
+        _of_nvml, _of_page_locks, _of_locking, _of_bandwidth, _of_calls, _of_handles, _of_lock, _of_waits,
+        _of_full_queue, _of_captures, _of_torch_facts, _of_torch_loop, _of_host_pointers,
+        _of_bad_host_pointer, _of_two_processes, _of_small_instances, _of_shared_memory, _of_strided,
+        _of_graphs, _of_onnx, _of_compiled,
+    )
+}  # fmt: skip

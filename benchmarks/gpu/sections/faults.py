@@ -4,6 +4,7 @@ clear error, and the next one is served. At the end the server leaves no memory 
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import time
@@ -42,7 +43,9 @@ _SLACK_NBYTES: Final = 64 << 20
 
 
 def run(site: Site, findings: Findings) -> None:
-    _open_context()
+    # This process is a client with memory of the device, whose own context is not to be counted.
+    runtime = importlib.import_module("cupy").cuda.runtime
+    runtime.free(runtime.malloc(1))
     before_nbytes = used_nbytes()
     with serving(site, "faults", _models()) as one, calling(one) as caller:
         for name, case in _CASES.items():
@@ -53,19 +56,14 @@ def run(site: Site, findings: Findings) -> None:
                 findings.check(name, False, text)
             else:
                 findings.check(name, True, seen)
-    left_nbytes = _settled_nbytes(before_nbytes) - before_nbytes
+    deadline = time.monotonic() + 5  # a driver takes a moment to clear away after a process
+    while (left_nbytes := used_nbytes() - before_nbytes) > _SLACK_NBYTES and time.monotonic() < deadline:
+        time.sleep(_RETRY_S)
     findings.check(
         "memory of the device after the server's end",
         left_nbytes <= _SLACK_NBYTES,
         f"{left_nbytes / (1 << 20):+.1f} MiB against before its start",
     )
-
-
-def _open_context() -> None:
-    """This process is a client with memory of the device, whose own context is not to be counted."""
-    import cupy
-
-    cupy.cuda.runtime.free(cupy.cuda.runtime.malloc(1))
 
 
 def _models() -> list[Model]:
@@ -129,7 +127,11 @@ def _halves(_site: Site, one: RunningServer, caller: Caller) -> str:
     answers = [answer_array(future.result(), "y", "float32") for future in futures]
     if not all(np.array_equal(answer, x) for answer in answers):
         raise SectionFailed("an answer of a batch that was run in halves is wrong")
-    if not (splits := _metric(one, "gpuserve_oom_splits_total", _HUNGRY)):
+    with urllib.request.urlopen(f"http://127.0.0.1:{one.ports.metrics}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    start = "gpuserve_oom_splits_total{"
+    of_model = (line for line in lines if line.startswith(start) and f'model="{_HUNGRY}"' in line)
+    if not (splits := sum(float(line.rpartition(" ")[2]) for line in of_model)):
         raise SectionFailed("no batch was run in halves: the requests were too far apart")
     return f"{splits:.0f} batches were run in halves, every request was answered"
 
@@ -194,24 +196,9 @@ def _await_successor(caller: Caller, before: int) -> int:
     raise SectionFailed(f"process {before} had no successor that answers after {_SUCCESSOR_S:.0f} s")
 
 
-def _metric(one: RunningServer, name: str, model: str) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{one.ports.metrics}/metrics", timeout=10) as page:
-        lines = page.read().decode().splitlines()
-    of_model = (line for line in lines if line.startswith(f"{name}{{") and f'model="{model}"' in line)
-    return sum(float(line.rpartition(" ")[2]) for line in of_model)
-
-
 def _fate(future: Any) -> str:
     try:
         future.result()
     except grpc.RpcError as error:
         return status_text(error)
     return "answered"
-
-
-def _settled_nbytes(before_nbytes: int) -> int:
-    """Used memory of the device; a driver takes a moment to clear away after a process."""
-    deadline = time.monotonic() + 5
-    while (used := used_nbytes()) > before_nbytes + _SLACK_NBYTES and time.monotonic() < deadline:
-        time.sleep(_RETRY_S)
-    return used

@@ -232,7 +232,7 @@ def peers(site: Site, findings: Findings) -> None:
     shape = module.TOKENS, module.ENCODER_FEATURES
     with ExitStack() as stack:
         servers = {"gpuserve": stack.enter_context(serving(site, "peers", [_model(site, _KIND, _KIND)]))}
-        for peer in (GpuPyTriton(site), GpuTriton(site, _KIND, shape)):
+        for peer in (GpuPyTriton(site), GpuTriton(site, shape)):
             if one := _started(site, findings, stack, peer, loop):
                 servers[peer.title] = one
         clients = stack.enter_context(load_clients(findings))
@@ -289,7 +289,7 @@ class GpuPyTriton(PyTriton):
         self._site = site
 
     def prepare(self) -> None:
-        if _package("pytriton") is None:
+        if _pytriton() is None:
             raise ServerMissing("it is not installed for this interpreter")
         self.title = f"PyTriton {version('nvidia-pytriton')}"
         if not version("numpy").startswith("1."):
@@ -302,7 +302,7 @@ class GpuPyTriton(PyTriton):
 
     def environment(self) -> dict[str, str]:
         """Where its wheel is not among this interpreter's own packages it finds no libraries."""
-        return {**super().environment(), **_libraries(_package("pytriton") or Path())}
+        return {**super().environment(), **_libraries(_pytriton() or Path())}
 
 
 class GpuTriton(PlainTriton):
@@ -310,11 +310,10 @@ class GpuTriton(PlainTriton):
 
     title = "Triton's Python backend"
 
-    def __init__(self, site: Site, kind: str, shape: tuple[int, int]) -> None:
+    def __init__(self, site: Site, shape: tuple[int, int]) -> None:
         super().__init__(PeerCache(site.folder))
         self._folder = site.folder / "triton"
         self._site = site
-        self._kind = kind
         self._shape = shape
         self._installed = Path()
 
@@ -333,12 +332,12 @@ class GpuTriton(PlainTriton):
                     f"{self._installed} has no stub of its Python backend for Python {python}"
                 )
             (backend / _STUB).symlink_to(stub)
-        folder = self._folder / "models" / self._kind
+        folder = self._folder / "models" / _KIND
         (folder / "1").mkdir(parents=True)
         (folder / "1/model.py").symlink_to(MODELS / "triton_network.py")
         tokens, features = self._shape
         size, device = _size_of(self._site), self._site.device
-        config = _CONFIG.format(kind=self._kind, size=size, device=device, tokens=tokens, features=features)
+        config = _CONFIG.format(kind=_KIND, size=size, device=device, tokens=tokens, features=features)
         (folder / "config.pbtxt").write_text(config)
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
@@ -357,7 +356,7 @@ class GpuTriton(PlainTriton):
 
 def _installed() -> Path:
     """Return the folder with ``bin/tritonserver`` and ``backends/python``. Raises ServerMissing."""
-    program, pytriton = shutil.which("tritonserver"), _package("pytriton")
+    program, pytriton = shutil.which("tritonserver"), _pytriton()
     places = [_CONTAINER, *([Path(program).resolve().parents[1]] if program else [])]
     places += [pytriton / "tritonserver"] if pytriton else []
     for place in places:
@@ -366,9 +365,9 @@ def _installed() -> Path:
     raise ServerMissing(f"there is no tritonserver in {_CONTAINER}, on PATH or in PyTriton")
 
 
-def _package(name: str) -> Path | None:
-    """Return the folder of an installed package, which is not imported."""
-    found = importlib.util.find_spec(name)
+def _pytriton() -> Path | None:
+    """Return the folder of PyTriton's package if it is installed; it is not imported."""
+    found = importlib.util.find_spec("pytriton")
     return Path(found.origin).parent if found is not None and found.origin else None
 
 

@@ -10,12 +10,13 @@ page of the documentation. The events cost the worker time: no figure of it is a
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Final
 
 from benchmarks.figures import Figure, Goal
-from benchmarks.gpu.running.section import Effort, Findings, SectionFailed, Site, ratio_figure
+from benchmarks.gpu.running.section import Findings, SectionFailed, Site, ratio_figure
 from benchmarks.gpu.served.client import calling, host_requests
 from benchmarks.gpu.served.load import LoadClients, load_clients
 from benchmarks.gpu.served.serving import Model, serving, tensor
@@ -31,31 +32,30 @@ _PREFETCH: Final = (1, 0)
 
 
 def overlap(site: Site, findings: Findings) -> None:
-    nbytes = min(_NBYTES, site.effort.largest_nbytes)
+    nbytes, rounds = min(_NBYTES, site.effort.largest_nbytes), range(site.effort.rounds)
     with load_clients(findings) as clients:
-        _measure(site, findings, clients, nbytes)
 
+        def rate(one: RunningServer, model: str, in_flight: int = 1) -> float:
+            """Requests a second to a model, so many of them under way."""
+            with calling(one) as caller, host_requests(caller, model, nbytes, in_flight) as messages:
+                case = f"{model}, {in_flight} under way"
+                return clients.load(one, messages, site.effort.seconds, case).answers_per_s
 
-def _measure(site: Site, findings: Findings, clients: LoadClients, nbytes: int) -> None:
-    alone = _ALONE, nbytes, 1
-    with serving(site, "copies-alone", [_model(_ALONE, 0.0, 1)]) as one:
-        copies_s = median(1 / _rate(one, clients, alone, site.effort) for _ in range(site.effort.rounds))
-    findings.note(
-        f"One request brings {nbytes >> 10} KiB in shared memory and takes as much back: "
-        f"{copies_s * 1e3:.3g} ms without compute. The kernel of the model takes as long"
-    )
-    models = [_model(_name(prefetch), copies_s, prefetch) for prefetch in _PREFETCH]
-    with serving(site, "overlap", models) as one:
-        for prefetch in _PREFETCH:
-            serial, at_once = [], []
-            for _ in range(site.effort.rounds):
-                serial.append(_rate(one, clients, (_name(prefetch), nbytes, 1), site.effort))
-                case = _name(prefetch), nbytes, _IN_FLIGHT
-                at_once.append(_rate(one, clients, case, site.effort))
-            details = {"at the same time, req/s": at_once, "serially, req/s": serial}
-            goal = _GOAL if prefetch else None
-            label = f"prefetch {prefetch}, {_IN_FLIGHT} under way / one"
-            findings.add(ratio_figure(label, "times the throughput", at_once, serial, goal, **details))
+        with serving(site, "copies-alone", [_model(_ALONE, 0.0, 1)]) as one:
+            copies_s = median(1 / rate(one, _ALONE) for _ in rounds)
+        findings.note(
+            f"One request brings {nbytes >> 10} KiB in shared memory and takes as much back: "
+            f"{copies_s * 1e3:.3g} ms without compute. The kernel of the model takes as long"
+        )
+        models = {f"prefetch-{prefetch}": prefetch for prefetch in _PREFETCH}
+        with serving(site, "overlap", [_model(name, copies_s, n) for name, n in models.items()]) as one:
+            for name, prefetch in models.items():
+                pairs = [(rate(one, name), rate(one, name, _IN_FLIGHT)) for _ in rounds]
+                serial, at_once = map(list, zip(*pairs, strict=True))
+                details = {"at the same time, req/s": at_once, "serially, req/s": serial}
+                goal = _GOAL if prefetch else None
+                label = f"prefetch {prefetch}, {_IN_FLIGHT} under way / one"
+                findings.add(ratio_figure(label, "times the throughput", at_once, serial, goal, **details))
 
 
 def _model(name: str, seconds: float, prefetch: int) -> Model:
@@ -63,17 +63,6 @@ def _model(name: str, seconds: float, prefetch: int) -> Model:
     x, y = tensor("x", "float32", -1), tensor("y", "float32", -1)
     kwargs = {"seconds": seconds}
     return Model(name, "device_models.py:Echo", [x], [y], array="cupy", kwargs=kwargs, settings=settings)
-
-
-def _rate(one: RunningServer, clients: LoadClients, case: tuple[str, int, int], effort: Effort) -> float:
-    """Requests a second to a model of so many bytes, so many of them under way."""
-    model, nbytes, in_flight = case
-    with calling(one) as caller, host_requests(caller, model, nbytes, in_flight) as messages:
-        return clients.load(one, messages, effort.seconds, f"{model}, {in_flight} under way").answers_per_s
-
-
-def _name(prefetch: int) -> str:
-    return f"prefetch-{prefetch}"
 
 
 # ---- the timeline ---------------------------------------------------------------------------------
@@ -99,7 +88,7 @@ def profile(site: Site, findings: Findings) -> None:
         (site.folder / name).write_text(svg(found, title))
         share = overlapped(found)
         findings.add(Figure(_PICTURES[name][2], "part of the compute with a copy beside it", (share,)))
-    findings.keep(timeline={name: [_line(one) for one in found] for name, found in shown.items()})
+    findings.keep(timeline={name: [asdict(one) for one in found] for name, found in shown.items()})
     findings.note(f"The pictures are {' and '.join(shown)}, with {_PAGE} around them")
     (site.folder / _PAGE).write_text(_page(shown, nbytes, site.stand_in))
 
@@ -121,10 +110,6 @@ def _profiled(site: Site, clients: LoadClients, name: str, nbytes: int) -> list[
         return window(spans(written), calls)
     except ValueError as error:
         raise SectionFailed(str(error)) from None
-
-
-def _line(one: Span) -> dict[str, int | str]:
-    return {"kind": one.kind, "start_ns": one.start_ns, "end_ns": one.end_ns, "nbytes": one.nbytes}
 
 
 def _page(shown: dict[str, list[Span]], nbytes: int, stand_in: bool) -> str:
