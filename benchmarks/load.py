@@ -104,36 +104,31 @@ class GrpcLoad(Load):
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             log = Path(folder) / "requests.log"
-            words = self._words(one, Path(folder))
+            body = Path(folder) / "body.bin"
+            body.write_bytes(framed(self.payload.grpc_message()))
+            headers = [("content-type", "application/grpc"), ("te", "trailers")]
+            headers += () if self.option is None else self.option.headers
+            scheme = "http" if one.server.tls is None else "https"
+            words = [
+                *("-d", str(body)),
+                *(word for name, value in headers for word in ("-H", f"{name}: {value}")),
+                f"{scheme}://127.0.0.1:{one.ports.grpc}{self.payload.path}",
+            ]
             answer_nbytes = len(answer)
             if self.option is Option.COMPRESSED:  # it comes to what one answer does
                 answer_nbytes = _data_nbytes(_output([self.program, "-n", "1", *words], seconds))
-            output = _output([*self._command(seconds, log), *words], seconds)
+            command = [
+                *(self.program, "-t", "1", "-c", str(self.connections), "-m", str(self.streams)),
+                *("-D", f"{round(seconds * 1000)}ms"),
+                *(("--log-file", str(log)) if self.latency else ()),
+            ]
+            output = _output([*command, *words], seconds)
             in_flight = self.connections * self.streams
             parsed = parse_h2load(output, answer_nbytes, in_flight, self.payload.messages)
             if not self.latency:
                 return parsed
             times_s = [int(line.split("\t")[2]) / 1e6 for line in log.read_text().splitlines()]
         return LoadResult.of_times(parsed.answers, parsed.answers_per_s, times_s)
-
-    def _command(self, seconds: float, log: Path) -> list[str]:
-        return [
-            *(self.program, "-t", "1", "-c", str(self.connections), "-m", str(self.streams)),
-            *("-D", f"{round(seconds * 1000)}ms"),
-            *(("--log-file", str(log)) if self.latency else ()),
-        ]
-
-    def _words(self, one: RunningServer, folder: Path) -> list[str]:
-        body = folder / "body.bin"
-        body.write_bytes(framed(self.payload.grpc_message()))
-        headers = (("content-type", "application/grpc"), ("te", "trailers"))
-        headers += () if self.option is None else self.option.headers
-        scheme = "http" if one.server.tls is None else "https"
-        return [
-            *("-d", str(body)),
-            *(word for name, value in headers for word in ("-H", f"{name}: {value}")),
-            f"{scheme}://127.0.0.1:{one.ports.grpc}{self.payload.path}",
-        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from benchmarks.servers.server import (
     RunningServer,
     ServerFailed,
 )
+from gpuserve.cli.bench.request_payloads import grpc_frame as framed
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -98,7 +99,11 @@ class EchoPayload(Payload):
                 inputs = [{**tensor, "data": self.array[0].tolist()}]
                 return json_request(f"/v2/models/{ECHO}/infer", {"inputs": inputs})
             case _:
-                return binary_request(ECHO, self.array)
+                tensor = http_client.InferInput("x", list(self.array.shape), "FP32")
+                tensor.set_data_from_numpy(self.array)
+                body, json_nbytes = http_client.InferenceServerClient.generate_request_body([tensor])
+                headers = {"Inference-Header-Content-Length": str(json_nbytes)}
+                return HttpRequest(f"/v2/models/{ECHO}/infer", bytes(body), headers)
 
     def check(self, running: RunningServer, api: Api = Api.GRPC) -> bytes:
         """Infer this tensor; with v2's binary data a batch of three as well. See ``Payload``."""
@@ -145,15 +150,6 @@ class EchoInStreamPayload(EchoPayload):
     """The same request as one message of ModelStreamInfer."""
 
     path = STREAM_INFER
-
-
-def binary_request(model: str, array: npt.NDArray[np.float32]) -> HttpRequest:
-    """Return a request with the input x over HTTP with the binary extension."""
-    tensor = http_client.InferInput("x", list(array.shape), "FP32")
-    tensor.set_data_from_numpy(array)
-    body, json_nbytes = http_client.InferenceServerClient.generate_request_body([tensor])
-    headers = {"Inference-Header-Content-Length": str(json_nbytes)}
-    return HttpRequest(f"/v2/models/{model}/infer", bytes(body), headers)
 
 
 class Tensor(NamedTuple):
@@ -286,11 +282,6 @@ class TokensPayload(Payload):
         if numbers != list(range(self.messages)):
             raise ServerFailed(f"{running.server.title} does not stream {self.messages} tokens: {numbers}")
         return b"".join(map(framed, messages))
-
-
-def framed(message: bytes) -> bytes:
-    """A message in the body of a gRPC call: one byte of flags and four of length go before it."""
-    return b"\0" + len(message).to_bytes(4) + message
 
 
 def grpc_request(model: str, *inputs: Tensor) -> bytes:

@@ -12,8 +12,6 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -63,9 +61,6 @@ class Stream:
             self._windows[stream] -= ready * self._request_nbytes
         return self._frame * ready
 
-    def half_close(self) -> bytes:
-        return http2.frame(http2.DATA, http2.END_STREAM, _STREAM, b"")
-
     def take(self, data: bytes) -> bytes:
         """Read received bytes; return what the connection owes for them. Raises ClientFailed: the stream was
         refused, or an answer is not the right one.
@@ -106,46 +101,28 @@ class Stream:
                 self._first_window = value
 
 
-_Send = Callable[[bytes], object]
-_Receive = Callable[[], bytes]
-
-
-@contextmanager
-def _connected(port: int) -> Iterator[tuple[_Send, _Receive]]:
-    """Connect to a port; give the functions that send and receive (never nothing)."""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-        def receive() -> bytes:
-            if data := connection.recv(_RECEIVE_NBYTES):
-                return data
-            raise ClientFailed("the server closed the connection")
-
-        connection.sendall(http2.connection_preface({}))
-        yield connection.sendall, receive
-
-
-def in_stream(
-    stream: Stream, in_flight: int, seconds: float, send: _Send, receive: _Receive
-) -> dict[str, object]:
+def in_stream(stream: Stream, in_flight: int, seconds: float, connection: socket.socket) -> dict[str, object]:
     """Keep so many requests in flight for this long, then let the stream end. Raises ClientFailed: a request
     was not answered right.
     """
 
     def exchange(keep: int) -> None:
         """Read what has come, and ask again until so many are in flight."""
-        owed = stream.take(receive()) + stream.ask(max(0, keep - stream.in_flight))
-        if owed:
-            send(owed)
+        if not (data := connection.recv(_RECEIVE_NBYTES)):
+            raise ClientFailed("the server closed the connection")
+        if owed := stream.take(data) + stream.ask(max(0, keep - stream.in_flight)):
+            connection.sendall(owed)
 
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(http2.connection_preface({}))
     began_at = time.perf_counter()
-    send(stream.open() + stream.ask(in_flight))
+    connection.sendall(stream.open() + stream.ask(in_flight))
     while (took_s := time.perf_counter() - began_at) < seconds:
         exchange(in_flight)
     answers = stream.answers
     while stream.in_flight:
         exchange(0)
-    send(stream.half_close())
+    connection.sendall(http2.frame(http2.DATA, http2.END_STREAM, _STREAM, b""))
     while not stream.ended:
         exchange(0)
     return {"answers": answers, "took_s": took_s}
@@ -154,8 +131,8 @@ def in_stream(
 def main(port: str, method: str, at_once: str, seconds: str, *files: str) -> int:
     request, answer = (Path(one).read_bytes() for one in files)
     try:
-        with _connected(int(port)) as ends:
-            result = in_stream(Stream(method, request, answer), int(at_once), float(seconds), *ends)
+        with socket.create_connection(("127.0.0.1", int(port))) as connection:
+            result = in_stream(Stream(method, request, answer), int(at_once), float(seconds), connection)
     except (ClientFailed, OSError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -9,7 +9,7 @@ from itertools import count, cycle
 from typing import Final
 
 from benchmarks.attacks.attacked import OPENAI, OPENAI_ASKED, SMALL_ARENA
-from benchmarks.attacks.connections import Attack, Calls, Victim, crowd
+from benchmarks.attacks.connections import Address, Attack, Calls, Victim, attack_on, crowd
 from benchmarks.attacks.limits import Case
 from benchmarks.attacks.requests import (
     MIB,
@@ -49,13 +49,12 @@ def claims_http(victim: Victim) -> None:
     _hold(victim, victim.http, http_claim(), _CLAIMS)
 
 
-def _hold(victim: Victim, address: tuple[str, int], sent: bytes, n: int) -> None:
-    def talk() -> None:
-        with Attack(address, victim) as attack:
-            attack.pour([sent])
-            attack.idle(victim.left_s)
+def _hold(victim: Victim, address: Address, sent: bytes, n: int) -> None:
+    def talk(attack: Attack) -> None:
+        attack.pour([sent])
+        attack.idle(victim.left_s)
 
-    crowd(victim, n, talk)
+    attack_on(victim, address, n, talk)
 
 
 def bombs_unary(victim: Victim) -> None:
@@ -92,13 +91,7 @@ def bombs_http(victim: Victim) -> None:
     body = bomb(_BOMB_NBYTES, document)
     kept = head.partition(b"\nContent-Length: ")[0] + b"\n"
     more = b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
-
-    def talk() -> None:
-        with Attack(victim.http, victim) as attack:
-            attack.pour([kept + more + body])
-            attack.idle(victim.left_s)
-
-    crowd(victim, 4, talk)
+    _hold(victim, victim.http, kept + more + body, 4)
 
 
 def typed_contents(victim: Victim) -> None:
@@ -125,22 +118,20 @@ def late_bodies(victim: Victim) -> None:
     """Send tensors whose last bytes come after the deadline, beside calls with short deadlines."""
     bodies = [framed(message(n)) for n in (20_000, 75_000)]
 
-    def talk() -> None:
-        with Attack(victim.grpc, victim) as attack:
-            attack.pour([http2.connection_preface({})])
-            for n, body in zip(count(), cycle(bodies)):
-                if victim.left_s <= 0:
-                    return
-                late, soon, timeout_ms = 4 * n + 1, 4 * n + 3, n % 30 + 1
-                headers = call_headers(more=[("grpc-timeout", f"{timeout_ms}m")])
-                attack.pour([begin(late, headers) + body_frames(late, body[:-1], end=False)])
-                attack.idle(timeout_ms / 1e3)
-                attack.pour(
-                    [data(late, body[-1:], end=True), begin(soon, headers) + body_frames(soon, bodies[0])]
-                )
-                attack.idle(_PAUSE_S)
+    def talk(attack: Attack) -> None:
+        attack.pour([http2.connection_preface({})])
+        for n, body in zip(count(), cycle(bodies)):
+            if victim.left_s <= 0:
+                return
+            late, soon, timeout_ms = 4 * n + 1, 4 * n + 3, n % 30 + 1
+            headers = call_headers(more=[("grpc-timeout", f"{timeout_ms}m")])
+            attack.pour([begin(late, headers) + body_frames(late, body[:-1], end=False)])
+            attack.idle(timeout_ms / 1e3)
+            next_call = begin(soon, headers) + body_frames(soon, bodies[0])
+            attack.pour([data(late, body[-1:], end=True), next_call])
+            attack.idle(_PAUSE_S)
 
-    crowd(victim, 6, talk)
+    attack_on(victim, victim.grpc, 6, talk)
 
 
 def large_bodies(victim: Victim) -> None:
@@ -167,14 +158,9 @@ def _json(victim: Victim, document: bytes, n: int, element: bytes) -> None:
     post(victim, [http_post(f"/v2/models/{MODEL}/infer", body)])
 
 
-def post(victim: Victim, requests: Sequence[bytes], n: int = 4) -> None:
-    """Send these requests over HTTP/1.1 again and again, on so many connections."""
-
-    def talk() -> None:
-        with Attack(victim.http, victim) as attack:
-            attack.pour(cycle(requests))
-
-    crowd(victim, n, talk)
+def post(victim: Victim, requests: Sequence[bytes]) -> None:
+    """Send these requests over HTTP/1.1 again and again, on four connections."""
+    attack_on(victim, victim.http, 4, lambda attack: attack.pour(cycle(requests)))
 
 
 ATTACKS: Final = (

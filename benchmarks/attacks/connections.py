@@ -192,18 +192,29 @@ class Calls:
             self._calls.receive(received, 0.0)
 
 
-def again(victim: Victim, talk: Callable[[], None]) -> None:
-    """Do it until the attack is over, however often the server puts an end to it."""
-    while victim.left_s > 0:
-        with contextlib.suppress(OSError):
-            talk()
-        time.sleep(_PAUSE_S)
+def attack_on(
+    victim: Victim, address: Address, n: int, talk: Callable[[Attack], object], reads: bool = True
+) -> None:
+    """Talk on so many connections at once, each opened again when the server puts an end to it."""
+
+    def one() -> None:
+        with Attack(address, victim, reads) as attack:
+            talk(attack)
+
+    crowd(victim, n, one)
 
 
 def crowd(victim: Victim, n: int, talk: Callable[[], None]) -> None:
-    """The same on so many connections at once."""
+    """Do this in so many threads until the attack is over, however often the server puts an end to it."""
     victim.begin()  # once, and not in each of the threads
-    threads = [threading.Thread(target=again, args=(victim, talk)) for _ in range(n)]
+
+    def again() -> None:
+        while victim.left_s > 0:
+            with contextlib.suppress(OSError):
+                talk()
+            time.sleep(_PAUSE_S)
+
+    threads = [threading.Thread(target=again) for _ in range(n)]
     for one in threads:
         one.start()
     for one in threads:

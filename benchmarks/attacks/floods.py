@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain, count, cycle, repeat
 from typing import Final
 
-from benchmarks.attacks.connections import Attack, Victim, again
+from benchmarks.attacks.connections import Victim, attack_on
 from benchmarks.attacks.requests import begin, call_headers, data, framed, http_infer, message, together
 from gpuserve.cli.bench import http2_client as http2
 
@@ -27,12 +27,8 @@ _HUFFMAN: Final = b"\x00\x01a" + b"\xff\xc1\xb7\x02" + b"\x1f" * 40_000
 
 def _flood(frames: Callable[[], Iterable[bytes]], victim: Victim, start: bytes = b"") -> None:
     """The frames again and again, on one connection after the other."""
-
-    def talk() -> None:
-        with Attack(victim.grpc, victim) as attack:
-            attack.pour(chain([http2.connection_preface({}) + start], together(frames())))
-
-    again(victim, talk)
+    first = http2.connection_preface({}) + start
+    attack_on(victim, victim.grpc, 1, lambda attack: attack.pour(chain([first], together(frames()))))
 
 
 def rapid_reset(victim: Victim) -> None:
@@ -127,11 +123,7 @@ def huffman(victim: Victim) -> None:
 
 
 def _http1_flood(pieces: Iterable[bytes], victim: Victim) -> None:
-    def talk() -> None:
-        with Attack(victim.http, victim) as attack:
-            attack.pour(pieces)
-
-    again(victim, talk)
+    attack_on(victim, victim.http, 1, lambda attack: attack.pour(pieces))
 
 
 def empty_lines(victim: Victim) -> None:

@@ -10,7 +10,16 @@ import ssl
 import time
 from typing import Final
 
-from benchmarks.attacks.connections import TIMEOUT_S, Attack, Calls, Victim, crowd, trusting_context
+from benchmarks.attacks.connections import (
+    TIMEOUT_S,
+    Address,
+    Attack,
+    Calls,
+    Victim,
+    attack_on,
+    crowd,
+    trusting_context,
+)
 from benchmarks.attacks.requests import (
     MIB,
     begin,
@@ -96,12 +105,11 @@ def _client_hello() -> bytes:
 def _dripping(victim: Victim, first: bytes, piece: bytes, http2_port: bool = False) -> None:
     """Many connections, each with a beginning, and then a small piece now and then."""
 
-    def talk() -> None:
-        with Attack(victim.grpc if http2_port else victim.http, victim) as attack:
-            attack.pour([first])
-            attack.drip(piece, _DRIP_S)
+    def talk(attack: Attack) -> None:
+        attack.pour([first])
+        attack.drip(piece, _DRIP_S)
 
-    crowd(victim, _CROWD, talk)
+    attack_on(victim, victim.grpc if http2_port else victim.http, _CROWD, talk)
 
 
 def slow_heads(victim: Victim) -> None:
@@ -133,13 +141,12 @@ def large_heads(victim: Victim) -> None:
     """Thousands of requests with heads of 60 KB each, which are held as long as their bodies do not come."""
     field = b"\0\x01a\x7f" + b"\xe1\xd3\x03" + b"v" * 60_000
 
-    def talk() -> None:
+    def talk(attack: Attack) -> None:
         calls = (begin(one, call_headers() + field) for one in range(1, 2 * _STREAMS, 2))
-        with Attack(victim.grpc, victim) as attack:
-            attack.pour(itertools.chain([http2.connection_preface({})], calls))
-            attack.drip(_PING, _DRIP_S)
+        attack.pour(itertools.chain([http2.connection_preface({})], calls))
+        attack.drip(_PING, _DRIP_S)
 
-    crowd(victim, 8, talk)
+    attack_on(victim, victim.grpc, 8, talk)
 
 
 def closed_windows(victim: Victim) -> None:
@@ -163,31 +170,30 @@ def unread_http2(victim: Victim) -> None:
     """Answers of a MiB over HTTP/2 to a client that does not read, but for a byte every few seconds."""
     body = framed(message(MIB // 4))
     calls = [begin(one, call_headers()) + body_frames(one, body) for one in range(1, 33, 2)]
-    _unread(victim, b"".join(calls), victim.grpc, http2.connection_preface({}))
+    _unread(victim, http2.connection_preface({}) + b"".join(calls), victim.grpc)
 
 
 def unread_http1(victim: Victim) -> None:
     """The same over HTTP/1, by requests that follow one another."""
     head, body = http_infer(MIB // 4)
-    _unread(victim, (head + b"\r\n" + body) * 4, victim.http, b"")
+    _unread(victim, (head + b"\r\n" + body) * 4, victim.http)
 
 
 def unread_small(victim: Victim) -> None:
     """Small answers that nobody reads, by requests without a pause."""
     head, body = http_infer(2000)
-    _unread(victim, (head + b"\r\n" + body) * 1000, victim.http, b"")
+    _unread(victim, (head + b"\r\n" + body) * 1000, victim.http)
 
 
-def _unread(victim: Victim, requests: bytes, address: tuple[str, int], start: bytes) -> None:
-    def talk() -> None:
-        with Attack(address, victim, reads=False) as attack:
-            attack.pour(itertools.chain([start], [requests]))
-            while victim.left_s > 0:
-                attack.idle(_NOTHING_READ_S)
-                with contextlib.suppress(BlockingIOError):
-                    attack.socket.recv(1)
+def _unread(victim: Victim, sent: bytes, address: Address) -> None:
+    def talk(attack: Attack) -> None:
+        attack.pour([sent])
+        while victim.left_s > 0:
+            attack.idle(_NOTHING_READ_S)
+            with contextlib.suppress(BlockingIOError):
+                attack.socket.recv(1)
 
-    crowd(victim, 8, talk)
+    attack_on(victim, address, 8, talk, reads=False)
 
 
 ATTACKS: Final = (

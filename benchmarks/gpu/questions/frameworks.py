@@ -16,14 +16,14 @@ import numpy as np
 from benchmarks.gpu.questions.asking import MIB, Answer, median_us, runtime_of_device, seconds_of
 
 
-def _first_and_next(call: Callable[[], object], wait: Callable[[], object], count: int = 50) -> Answer:
+def _first_and_next(call: Callable[[], object], wait: Callable[[], object]) -> Answer:
     """Seconds of the first call, which may compile, and microseconds of one of the next."""
 
     def waited() -> None:
         call()
         wait()
 
-    return {"first_s": round(seconds_of(waited), 3), "next_us": median_us(waited, count)}
+    return {"first_s": round(seconds_of(waited), 3), "next_us": median_us(waited, 50)}
 
 
 def strided(device: str) -> Answer:

@@ -48,20 +48,16 @@ def host_pointers() -> Answer:
     runtime, cupy = runtime_of_device(), importlib.import_module("cupy")
     found: Answer = {}
     for name, number in _ATTRIBUTES.items():
-        found[name] = _attribute(runtime, number)
+        try:
+            found[name] = int(runtime.deviceGetAttribute(number, 0))
+        except runtime.CUDARuntimeError as error:
+            found[name] = str(error)
     if found["pageableMemoryAccess"] != 1:
         return found
     plain = np.arange(MIB, dtype=np.float32)
     memory = cupy.cuda.UnownedMemory(plain.ctypes.data, plain.nbytes, plain, 0)
     array = cupy.ndarray(plain.shape, plain.dtype, cupy.cuda.MemoryPointer(memory, 0))
     return {**found, "a kernel reads it right": bool((cupy.asnumpy(array * 2) == plain * 2).all())}
-
-
-def _attribute(runtime: Any, number: int) -> int | str:
-    try:
-        return int(runtime.deviceGetAttribute(number, 0))
-    except runtime.CUDARuntimeError as error:
-        return str(error)
 
 
 def bad_host_pointer(way: str) -> Answer:
@@ -167,14 +163,10 @@ def two_processes() -> Answer:
         found["beside long kernels"] = small.seen()
         found["the long ones"] = large.seen()
         pids = {os.getpid(), small.process.pid, large.process.pid}
-        listed = _listed_pids()
+        listed = set(_listed_nbytes())
         found["NVML lists"] = {"of these": len(pids & listed), "in all": len(listed)}
         found["PID namespace"] = os.readlink("/proc/self/ns/pid")
     return found
-
-
-def _listed_pids() -> set[int]:
-    return set(_listed_nbytes())
 
 
 def _listed_nbytes() -> dict[int, int]:

@@ -78,19 +78,12 @@ def lock() -> Answer:
         made = [bytes.fromhex(one) for one in json.loads(exporter.stdout.readline())]
         for way, (opens, closes) in ways.items():
             for other in (sleeps, records):
-                opened, closed = _openedbeside(opens, closes, made.pop(), other)
+                at: list[int] = []
                 how = f"by {way}, beside a thread that {other.__name__}"
-                found |= {f"open {how}": opened, f"close {how}": closed}
+                found[f"open {how}"] = beside(lambda: at.append(opens(made.pop())), other)  # noqa: B023
+                found[f"close {how}"] = beside(lambda: closes(at[0]), other)  # noqa: B023
         exporter.kill()
     return found
-
-
-def _openedbeside(
-    opens: Callable[[bytes], int], closes: Callable[[int], object], handle: bytes, other: Callable[..., Any]
-) -> tuple[Answer, Answer]:
-    at: list[int] = []
-    opened = beside(lambda: at.append(opens(handle)), other)
-    return opened, beside(lambda: closes(at[0]), other)
 
 
 def waits() -> Answer:

@@ -56,15 +56,17 @@ def describe(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def found() -> dict[str, str]:
-    machine = {**_gpus(), **_libraries()}
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available_nbytes = int(fields["MemAvailable"].split()[0]) << 10
     shared, locked = os.statvfs("/dev/shm"), resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    free_nbytes = shared.f_bavail * shared.f_frsize
+    small = ", which is small: regions of clients may not fit; mount -o remount,size=8G /dev/shm helps"
     cpus = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPUs usable"
     nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
     return {
-        **machine,
+        **_gpus(),
+        **_libraries(),
         "CPU": f"{cpu_name()}, {cpus}, {nodes} NUMA node{'s' * (nodes > 1)}",
         "memory": f"{_size(memory_nbytes)}, {_size(available_nbytes)} of it available",
         "huge pages": _first_line(_HUGE_PAGES / "enabled"),
@@ -73,7 +75,7 @@ def found() -> dict[str, str]:
         if locked == resource.RLIM_INFINITY
         else f"{locked >> 10} KiB",
         "files that a process may open": str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-        "/dev/shm": _shared_memory(shared.f_bavail * shared.f_frsize),
+        "/dev/shm": f"{_size(free_nbytes)} free{small if free_nbytes < _SHARED_NBYTES else ''}",
         "Linux": platform.release(),
         "Python": platform.python_version(),
         "gpuserve": _version(),
@@ -122,11 +124,6 @@ def _modes(nvml: Any, handle: Any) -> str:
         else:
             told.append(f"{name} {now[0] if isinstance(now, list | tuple) else now}")
     return ", ".join(told)
-
-
-def _shared_memory(free_nbytes: int) -> str:
-    small = ", which is small: regions of clients may not fit; mount -o remount,size=8G /dev/shm helps"
-    return f"{_size(free_nbytes)} free{small if free_nbytes < _SHARED_NBYTES else ''}"
 
 
 def _size(nbytes: float) -> str:

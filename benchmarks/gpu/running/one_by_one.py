@@ -128,7 +128,12 @@ class _Running:
             self._ends_within(_GRACE_S)
             return False
         finally:  # also where this very program is ended
-            _kill([member for member in self.members.values() if is_left(member)])
+            left = [member for member in self.members.values() if is_left(member)]
+            for member in left:
+                os.kill(member.pid, signal.SIGKILL)
+            deadline = time.monotonic() + _GRACE_S
+            while any(map(is_left, left)) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
             self.process.wait()
 
     def found(self, outcome: Outcome, reason: str) -> Found:
@@ -144,29 +149,17 @@ class _Running:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.members |= {one.pid: one for one in processes.tree(self.process.pid)}
-            self._tell()
+            # The run may be killed at any moment: what is new is told at once.
+            written_ns = self.result.stat().st_mtime_ns if self.result.exists() else 0
+            if written_ns != self.seen_ns:
+                self.seen_ns = written_ns
+                self.listener.watch(self.found(Outcome.UNDER_WAY, "the run ended before this section did"))
             try:
                 self.process.wait(_POLL_S)
             except subprocess.TimeoutExpired:
                 continue
             return True
         return False
-
-    def _tell(self) -> None:
-        """Where there is more than before: the run may be killed at any moment."""
-        written_ns = self.result.stat().st_mtime_ns if self.result.exists() else 0
-        if written_ns != self.seen_ns:
-            self.seen_ns = written_ns
-            self.listener.watch(self.found(Outcome.UNDER_WAY, "the run ended before this section did"))
-
-
-def _kill(members: Sequence[Process]) -> None:
-    """End them; returns when they have, or when it takes too long."""
-    for member in members:
-        os.kill(member.pid, signal.SIGKILL)
-    deadline = time.monotonic() + _GRACE_S
-    while any(map(is_left, members)) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
 
 
 def _tail(log: Path) -> str:

@@ -9,7 +9,7 @@ import mmap
 import os
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -162,15 +162,12 @@ def host_region(caller: Caller, nbytes: int) -> Iterator[HostRegion]:
     file.touch(mode=0o600)
     try:
         os.truncate(file, nbytes)
-        with file.open("r+b") as opened, mmap.mmap(opened.fileno(), nbytes) as memory:
-            request = service_pb2.SystemSharedMemoryRegisterRequest(
-                name=name, key=f"/{name}", byte_size=nbytes
-            )
-            caller.call("SystemSharedMemoryRegister", request.SerializeToString())
-            try:
-                yield HostRegion(name, memory)
-            finally:
-                _forget(caller, "SystemSharedMemoryUnregister", name)
+        with (
+            file.open("r+b") as opened,
+            mmap.mmap(opened.fileno(), nbytes) as memory,
+            _registered(caller, "System", name, key=f"/{name}", byte_size=nbytes),
+        ):
+            yield HostRegion(name, memory)
     finally:
         file.unlink()
 
@@ -201,24 +198,22 @@ def device_region(caller: Caller, nbytes: int) -> Iterator[DeviceRegion]:
     address = runtime.malloc(nbytes)
     try:
         handle = bytes(runtime.ipcGetMemHandle(address))
-        request = service_pb2.CudaSharedMemoryRegisterRequest(
-            name=name, raw_handle=handle, device_id=0, byte_size=nbytes
-        )
-        caller.call("CudaSharedMemoryRegister", request.SerializeToString())
-        try:
+        with _registered(caller, "Cuda", name, raw_handle=handle, device_id=0, byte_size=nbytes):
             yield DeviceRegion(name, address, runtime)
-        finally:
-            _forget(caller, "CudaSharedMemoryUnregister", name)
     finally:
         runtime.free(address)
 
 
-def _forget(caller: Caller, method: str, name: str) -> None:
-    request = service_pb2.CudaSharedMemoryUnregisterRequest(name=name)  # both have the one field
+@contextmanager
+def _registered(caller: Caller, kind: str, name: str, **fields: Any) -> Iterator[None]:
+    request = getattr(service_pb2, f"{kind}SharedMemoryRegisterRequest")(name=name, **fields)
+    caller.call(f"{kind}SharedMemoryRegister", request.SerializeToString())
     try:
-        caller.call(method, request.SerializeToString())
-    except grpc.RpcError:
-        pass  # the section may have done it, or the server be gone
+        yield
+    finally:
+        request = service_pb2.CudaSharedMemoryUnregisterRequest(name=name)  # both have the one field
+        with suppress(grpc.RpcError):  # the section may have done it, or the server be gone
+            caller.call(f"{kind}SharedMemoryUnregister", request.SerializeToString())
 
 
 def used_nbytes() -> int:

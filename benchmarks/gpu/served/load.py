@@ -73,7 +73,11 @@ class LoadClients:
         """Keep each message under way for this long. A note says where the server was not the limit. Raises
         SectionFailed: a call failed.
         """
-        files = self._files(messages)
+        # Messages that are the same share a file.
+        file_of = {message: self._folder / f"{index}.request" for index, message in enumerate(messages)}
+        for message, file in file_of.items():
+            file.write_bytes(message)
+        files = [str(file_of[message]) for message in messages]
         asking = self._processes[: len(files)]
         for index, process in enumerate(asking):
             share = files[index :: len(asking)]
@@ -85,21 +89,17 @@ class LoadClients:
             _say(process, "go")
         seen = [_heard(process, seconds) for process in asking]
         cpu_s = machine_busy_s() - before_s
-        loaded = _together(seen, cpu_s / (time.perf_counter() - began_at))
-        self._tell_limit(case, loaded)
-        return loaded
-
-    def _files(self, messages: Sequence[bytes]) -> list[str]:
-        """A file for each message; those that are the same share one."""
-        files = {message: self._folder / f"{index}.request" for index, message in enumerate(messages)}
-        for message, file in files.items():
-            file.write_bytes(message)
-        return [str(files[message]) for message in messages]
-
-    def _tell_limit(self, case: str, loaded: Loaded) -> None:
+        cpus = cpu_s / (time.perf_counter() - began_at)
+        loaded = Loaded(
+            sum(one["answers_per_s"] for one in seen),
+            median(latency_s for one in seen for latency_s in one["latencies_s"]),
+            max(one["busy"] for one in seen),
+            min(1.0, cpus / (os.cpu_count() or 1)),
+        )
         if loaded.limit is not None and case not in self._limited:
             self._limited.add(case)
             self._findings.note(f"{case}: {loaded.limit}, which may have been the limit")
+        return loaded
 
 
 @contextmanager
@@ -143,16 +143,6 @@ def _heard(process: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
     if "problem" in told:
         raise SectionFailed(f"the load failed: {told['problem']}")
     return told
-
-
-def _together(seen: Sequence[dict[str, Any]], cpus: float) -> Loaded:
-    """All of them; so many CPUs were busy meanwhile."""
-    return Loaded(
-        sum(one["answers_per_s"] for one in seen),
-        median(latency_s for one in seen for latency_s in one["latencies_s"]),
-        max(one["busy"] for one in seen),
-        min(1.0, cpus / (os.cpu_count() or 1)),
-    )
 
 
 # ---- the client -----------------------------------------------------------------------------------
