@@ -168,7 +168,9 @@ ROWS = (
     # One connection lets a server send many answers with one system call: a case of its own.
     Row("grpc-64-1x128", _ONE_CONNECTION, GrpcLoad(_SMALL, 1, 128), THROUGHPUT, _SMALL_GOALS),
     _grpc_row("grpc-4k", "gRPC 4 KiB", EchoPayload(4 << 10), 1.5),
+    _grpc_row("grpc-16k", "gRPC 16 KiB", EchoPayload(16 << 10), 1.5, streams=8),
     _grpc_row("grpc-64k", "gRPC 64 KiB", EchoPayload(64 << 10), 1.5, streams=4),
+    _grpc_row("grpc-128k", "gRPC 128 KiB", EchoPayload(128 << 10), 1.5, streams=2),
     _grpc_row("grpc-256k", "gRPC 256 KiB", EchoPayload(256 << 10), 1.5, streams=1),
     _grpc_row("inputs-8", "gRPC, eight inputs of 64 B", payloads.eight_inputs(64), 1.5),
     _grpc_row("rows-32", "gRPC, 32 rows of 64 B", payloads.echo_rows(32, 64), 1.5),

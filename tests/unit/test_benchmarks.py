@@ -166,7 +166,7 @@ def test_a_server_without_v2_runs_http_rows_only() -> None:
 
 def test_a_server_runs_no_row_that_its_protocol_or_its_limits_leave_out() -> None:
     unary = {"grpc-64-1", "grpc-64-8x16", "grpc-64-1x128", "grpc-1m-1", "grpc-1m-8", "bytes-64x32"}
-    unary |= {"grpc-4k", "grpc-64k", "grpc-256k", "rows-32"}
+    unary |= {"grpc-4k", "grpc-16k", "grpc-64k", "grpc-128k", "grpc-256k", "rows-32"}
     assert rows_of(SERVERS["mlserver"]) == unary | HTTP_ROWS
     assert rows_of(SERVERS["nghttpd"]) == unary | {"grpc-64m-1"}
     plain = {row.name for row in ROWS if row.load.option is None}
