@@ -53,13 +53,6 @@ def operated(folder: Path, *models: dict[str, Any], **settings: Any) -> Iterator
         assert server.end() == 0
 
 
-def kill_front(server: OperatedServer) -> None:
-    front = server.front
-    os.kill(front, signal.SIGKILL)
-    wait_until(lambda: server.front not in {0, front}, "another front is started")
-    wait_until(lambda: server.status("/v2/health/ready") == 200, "the new front is ready")
-
-
 def fifo(folder: Path, name: str) -> Path:
     path = folder / name
     os.mkfifo(path)

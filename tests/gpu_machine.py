@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 from cuda_stand_in.cuda_simulation import machine as simulated
 from cuda_stand_in.cuda_simulation.machine import VARIABLE, Gpu, Machine, Mig
 
@@ -64,6 +65,11 @@ class GpuMachine:
         path = os.pathsep.join([str(_STAND_IN), *([before] if before else [])])
         return {"PYTHONPATH": path, VARIABLE: str(self._directory)}
 
+    def set_environment(self, patch: pytest.MonkeyPatch) -> None:
+        """Have the processes that this one starts see the machine."""
+        for name, value in self.environ.items():
+            patch.setenv(name, value)
+
     @property
     def now(self) -> Machine:
         """The machine as it is."""
@@ -109,6 +115,9 @@ class RealMachine:
     """The machine that the tests run on. Changes nothing."""
 
     environ: Final[dict[str, str]] = {}
+
+    def set_environment(self, patch: pytest.MonkeyPatch) -> None:
+        """There is nothing to set."""
 
     @property
     def uuids(self) -> list[str]:

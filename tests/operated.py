@@ -242,6 +242,13 @@ class OperatedServer:
         self.process.send_signal(number)
         return self.process.wait(TIMEOUT_S)
 
+    def replace_front(self) -> float:
+        """Kill the front; the seconds until the next one is ready."""
+        front = self.front
+        os.kill(front, signal.SIGKILL)
+        wait_until(lambda: self.front not in {0, front}, "another front is started")
+        return wait_until(lambda: self.status("/v2/health/ready") == 200, "the new front is ready")
+
     # ---- its clients ----------------------------------------------------------------------
 
     def client(self, timeout_s: float = TIMEOUT_S) -> Client:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import grpc
+from processes import wait_until
 from tritonclient.grpc import service_pb2
 
 TIMEOUT_S = 10.0
@@ -103,6 +104,11 @@ class SteadyLoad:
 
     def n_answered(self) -> int:
         return sum(count for (_, outcome), count in self.outcomes.items() if outcome == "ok")
+
+    def wait_answers(self, count: int) -> None:
+        """Wait until so many more requests are answered."""
+        enough = self.n_answered() + count
+        wait_until(lambda: self.n_answered() >= enough, f"{count} more requests are answered")
 
     def lost(self) -> dict[tuple[str, str], int]:
         """What was not answered, and why."""

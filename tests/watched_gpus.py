@@ -63,8 +63,7 @@ class Watched(OperatedServer):
 def watched(
     machine: GpuMachine, directory: Path, monkeypatch: pytest.MonkeyPatch, *flags: str, **keys: Any
 ) -> Watched:
-    for name, value in machine.environ.items():
-        monkeypatch.setenv(name, value)
+    machine.set_environment(monkeypatch)
     return Watched(config(directory, model(**keys)), *QUICKLY, *flags)
 
 

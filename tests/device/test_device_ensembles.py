@@ -122,8 +122,7 @@ def module_server(
     shared_gpu_machine: GpuMachine | RealMachine, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Asked]:
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in shared_gpu_machine.environ.items():
-            patch.setenv(name, value)
+        shared_gpu_machine.set_environment(patch)
         directory = tmp_path_factory.mktemp("config")
         running = served(directory, models(directory))
         with running:
@@ -248,8 +247,7 @@ def test_a_step_on_another_gpu(
     two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer_access: bool
 ) -> None:
     two_gpus.change(peer_access=peer_access)
-    for name, value in two_gpus.environ.items():
-        monkeypatch.setenv(name, value)
+    two_gpus.set_environment(monkeypatch)
     entries = [one for one in models(tmp_path, "cuda:1") if one["name"] in {"plus_one", "far", "far_away"}]
     with served(tmp_path, entries) as server:
         server.wait_ready()
@@ -271,8 +269,7 @@ def test_a_step_runs_on_the_gpu_that_nvlink_connects_with_the_one_before(
 ) -> None:
     third = Gpu("GPU-00000000-0000-4000-8000-00000000000c", pci_bus_id="00000000:b3:00.0")
     two_gpus.change(gpus=(*two_gpus.now.gpus, third), nvlinks=((two_gpus.uuids[0], third.uuid),))
-    for name, value in two_gpus.environ.items():
-        monkeypatch.setenv(name, value)
+    two_gpus.set_environment(monkeypatch)
     far = {**member("far", "doubled"), "instances": [{"device": "cuda:1"}, {"device": "cuda:2"}]}
     entries = [far if one["name"] == "far" else one for one in models(tmp_path)]
     with served(

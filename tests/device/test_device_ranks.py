@@ -17,8 +17,7 @@ from watched_gpus import QUICKLY, Watched, model
 def test_each_rank_has_the_batch_on_its_own_gpu(
     two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in two_gpus.environ.items():
-        monkeypatch.setenv(name, value)
+    two_gpus.set_environment(monkeypatch)
     tensor = {"dtype": "float32", "shape": [-1]}
     ranked = model(
         callable=f"{MODELS / 'ranked_on_device.py'}:RankedOnDevice",

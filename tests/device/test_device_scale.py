@@ -38,8 +38,7 @@ def test_each_new_worker_sees_the_gpu_that_it_is_for(
 ) -> None:
     views = tmp_path / "views"
     views.mkdir()
-    for name, value in two_gpus.environ.items():
-        monkeypatch.setenv(name, value)
+    two_gpus.set_environment(monkeypatch)
     model = {
         "name": "m",
         "callable": f"{MODELS / 'device_view.py'}:View",
@@ -83,8 +82,7 @@ def test_an_instance_for_a_lost_gpu_comes_when_that_is_back(server: Watched, two
 def test_what_the_steps_of_an_ensemble_keep_on_a_gpu_is_read_before_its_worker_goes(
     two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in two_gpus.environ.items():
-        monkeypatch.setenv(name, value)
+    two_gpus.set_environment(monkeypatch)
     names = ("doubled", "plus_one", "chain")
     entries = [one for one in models(tmp_path) if one["name"] in names]
     with Asked(config(tmp_path, *entries, host="127.0.0.1")) as server:

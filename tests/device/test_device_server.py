@@ -48,8 +48,7 @@ def address(
     config = folder / "config.yaml"
     config.write_text(json.dumps({"server": {"host": "127.0.0.1"}, "models": entries}))
     with pytest.MonkeyPatch.context() as patched:
-        for name, value in shared_gpu_machine.environ.items():
-            patched.setenv(name, value)
+        shared_gpu_machine.set_environment(patched)
         with serving(GPUSERVE, "serve", str(config), *JSON_LOG) as addresses:
             yield addresses.grpc
 

@@ -44,8 +44,7 @@ def server(
     gpu_machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[OperatedServer]:
     """A server with the models of the test's mark."""
-    for name, value in gpu_machine.environ.items():
-        monkeypatch.setenv(name, value)
+    gpu_machine.set_environment(monkeypatch)
     monkeypatch.setenv("KILLED", str(tmp_path / "killed"))
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps({"models": request.param}))

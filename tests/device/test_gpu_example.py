@@ -18,8 +18,7 @@ CLIENT_TIMEOUT_S = 60.0
 def test_the_client_finds_every_answer_right(
     gpu_machine: GpuMachine | RealMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in gpu_machine.environ.items():
-        monkeypatch.setenv(name, value)
+    gpu_machine.set_environment(monkeypatch)
     with serving(GPUSERVE, "serve", str(EXAMPLE / "config.yaml"), *JSON_LOG) as server:
         command = [sys.executable, str(EXAMPLE / "client.py"), "--url", server.grpc]
         done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False)

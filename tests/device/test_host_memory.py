@@ -90,8 +90,7 @@ def test_workers_of_a_gpu_divide_the_limit_and_copy_the_rest_unlocked(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of two has room for the segment that is made ahead, and for one more."""
-    for name, value in stand_in.environ.items():
-        monkeypatch.setenv(name, value)
+    stand_in.set_environment(monkeypatch)
     x, y = tensor("x", "float32", -1, memory="gpu"), tensor("y", "float32", -1)
     doubling = model("m", "", [x], [y], count=2, callable=f"{MODELS / 'limited.py'}:Wasteful")
     limit = 2 * 2 * SEGMENT_NBYTES

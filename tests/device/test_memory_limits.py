@@ -71,8 +71,7 @@ def test_torch_is_limited_when_the_callable_imports_it(stand_in: GpuMachine, tmp
 def test_memory_past_the_limited_allocators_is_reported(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in stand_in.environ.items():
-        monkeypatch.setenv(name, value)
+    stand_in.set_environment(monkeypatch)
     given = served("m", "unused", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)])
     given |= {"callable": f"{MODELS / 'limited.py'}:Beside", "kwargs": {"nbytes": 1 << 30}}
     with Watched(config(tmp_path, {**given, "gpu_memory_nbytes": LIMIT}), *QUICKLY).until_ended() as server:

@@ -31,8 +31,7 @@ SHARED = [{"device": "cuda:0", "gpu_share": 0.25}, {"device": "cuda:0"}]
 @pytest.fixture
 def usual(stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A machine with MPS's program and without a daemon, and the directory where CUDA would find one."""
-    for name, value in stand_in.environ.items():
-        monkeypatch.setenv(name, value)
+    stand_in.set_environment(monkeypatch)
     monkeypatch.setenv("PATH", str(MPS_PROGRAM.parent), prepend=os.pathsep)
     directory = tmp_path / "usual"
     monkeypatch.setenv(PIPES, str(directory))

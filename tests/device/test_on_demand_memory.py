@@ -22,8 +22,7 @@ TAKEN_NBYTES = GPU_0.context_memory + HELD_NBYTES
 def test_models_go_for_others_on_their_own_gpu(
     two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in two_gpus.environ.items():
-        monkeypatch.setenv(name, value)
+    two_gpus.set_environment(monkeypatch)
     placed = {"a": "cuda:0", "b": "cuda:0", "c": "cuda:0", "elsewhere": "cuda:1", "host": "cpu"}
     models = [
         model(name=name, on_demand=True, instances=[{"device": device}]) for name, device in placed.items()
@@ -62,8 +61,7 @@ def test_models_go_for_others_on_their_own_gpu(
 def test_a_model_over_several_gpus_counts_on_each(
     two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in two_gpus.environ.items():
-        monkeypatch.setenv(name, value)
+    two_gpus.set_environment(monkeypatch)
     wide = model(name="wide", on_demand=True, instances=[{"device": ["cuda:0", "cuda:1"]}])
     models = [wide, model(name="a", on_demand=True, instances=[{"device": "cuda:0"}])]
     file = config(tmp_path, *models, memory={"cuda": int(1.5 * TAKEN_NBYTES)})
@@ -82,8 +80,7 @@ def test_a_model_over_several_gpus_counts_on_each(
 def test_a_model_that_waits_for_one_gpu_leaves_the_other_to_later_ones(
     two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in two_gpus.environ.items():
-        monkeypatch.setenv(name, value)
+    two_gpus.set_environment(monkeypatch)
     placed = {"busy": "cuda:0", "waits": "cuda:0", "elsewhere": "cuda:1"}
     keys = {"callable": f"{MODELS / 'heavy.py'}:Heavy", "kwargs": {"folder": str(tmp_path)}}
     keys |= {"on_demand": True, "memory_nbytes": 768 << 20}
@@ -110,8 +107,7 @@ def test_a_model_that_waits_for_one_gpu_leaves_the_other_to_later_ones(
 def test_models_sleep_on_the_host_while_it_has_room_and_wake_with_their_weights(
     two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in two_gpus.environ.items():
-        monkeypatch.setenv(name, value)
+    two_gpus.set_environment(monkeypatch)
     held, keys = 768 << 20, {"on_demand": True, "callable": f"{MODELS / 'holds_memory.py'}:Sleeper"}
     keys |= {"kwargs": {"nbytes": held}, "instances": [{"device": "cuda:0"}]}
     models = [model(name=name, **keys) for name in "abc"]

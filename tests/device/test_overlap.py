@@ -63,8 +63,7 @@ def throughput(address: str, name: str) -> float:
 def test_copies_overlap_the_callable(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in stand_in.environ.items():
-        monkeypatch.setenv(name, value)
+    stand_in.set_environment(monkeypatch)
     config = tmp_path / "config.yaml"
     names = [("serial", "waited_for", 0), ("ahead", "waited_for", 1), ("started", "started", 1)]
     names += [("input", "passed_on", 1)]

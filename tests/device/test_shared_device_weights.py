@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from commands import ask as operate
 from commands import status
@@ -22,6 +21,7 @@ from optional_packages import needs
 from processes import wait_until
 from serving import GPUSERVE
 from watched_gpus import QUICKLY, Watched, model
+from weights import kill_workers, loads, shared, write_weights
 
 pytestmark = needs("torch")
 NBYTES = 32 << 20
@@ -30,20 +30,12 @@ ONE = [{"device": "cuda:0"}]
 TWO = [{"device": "cuda:0", "count": 2}]
 
 
-def write_weights(folder: Path, first: float) -> None:
-    weights = np.zeros(NBYTES // 4, np.float32)
-    weights[0] = first
-    np.save(folder / "new.npy", weights)
-    (folder / "new.npy").rename(folder / "weights.npy")
-
-
 @contextmanager
 def served(
     machine: GpuMachine, folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str, **keys: Any
 ) -> Iterator[Watched]:
-    for name, value in machine.environ.items():
-        monkeypatch.setenv(name, value)
-    write_weights(folder, 1.0)
+    machine.set_environment(monkeypatch)
+    write_weights(folder, 1.0, NBYTES)
     kwargs = {"folder": str(folder), **keys.pop("kwargs", {})}
     outputs = [{"name": name, "dtype": "int64", "shape": [1]} for name in ("pid", "calls")]
     outputs.append({"name": "y", "dtype": "float32", "shape": [1]})
@@ -55,10 +47,6 @@ def served(
     assert machine.shared_nbytes(GPU_0.uuid) == []
 
 
-def loads(folder: Path) -> int:
-    return len((folder / "loads").read_text().splitlines())
-
-
 def answers(server: Watched, name: str, count: int = 2) -> dict[int, float]:
     """What each of so many instances answers, by process."""
     found: dict[int, float] = {}
@@ -67,19 +55,6 @@ def answers(server: Watched, name: str, count: int = 2) -> dict[int, float]:
             answer = one.result()
             found[answer.output("pid")[0]] = answer.output("y")[0]
     return found
-
-
-def shared(server: Watched) -> list[dict[str, Any]]:
-    return list(status(server.addresses["HTTP"])["weights"])
-
-
-def kill(server: Watched, pids: list[int]) -> None:
-    """Kill workers, and wait until others are ready."""
-    loaded = sum("loaded in" in line for line in server.log)
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    server.wait_log("loaded in", loaded + len(pids))
-    server.wait_model_ready("a")
 
 
 def test_weights_are_once_on_the_gpu_for_all_instances_versions_and_restarts(
@@ -99,11 +74,11 @@ def test_weights_are_once_on_the_gpu_for_all_instances_versions_and_restarts(
         assert server.metric("gpuserve_shared_weights_bytes", **labels) == nbytes
         assert server.metric("gpuserve_shared_weights_instances", **labels) == 4
 
-        kill(server, server.workers)
+        kill_workers(server)
         assert set(answers(server, "a").values()) == {1.0}
         assert (loads(tmp_path), stand_in.shared_nbytes(GPU_0.uuid)) == (1, [nbytes])
 
-        write_weights(tmp_path, 2.0)
+        write_weights(tmp_path, 2.0, NBYTES)
         operate(server.addresses["HTTP"], "reload", model="a")
         assert set(answers(server, "a").values()) == {2.0}
         assert set(answers(server, "b").values()) == {1.0}
@@ -117,7 +92,7 @@ def test_a_loader_that_dies_half_way_leaves_nothing_and_the_next_instance_loads(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with served(stand_in, tmp_path, monkeypatch, "a") as server:
-        write_weights(tmp_path, 2.0)
+        write_weights(tmp_path, 2.0, NBYTES)
         stand_in.slow(copy_bytes_per_s=NBYTES / 10)
         for pid in server.workers:
             os.kill(pid, signal.SIGKILL)
@@ -247,9 +222,8 @@ def test_a_driver_without_memory_for_reading_alone_shares_all_the_same(
 def test_the_limit_of_an_instance_counts_the_weights_that_it_shares(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in stand_in.environ.items():
-        monkeypatch.setenv(name, value)
-    write_weights(tmp_path, 1.0)
+    stand_in.set_environment(monkeypatch)
+    write_weights(tmp_path, 1.0, NBYTES)
     given = model(
         callable=f"{MODELS / 'shared.py'}:OnGpu",
         kwargs={"folder": str(tmp_path)},
@@ -263,8 +237,7 @@ def test_the_limit_of_an_instance_counts_the_weights_that_it_shares(
 def test_doctor_tells_whether_instances_can_share_weights(
     stand_in: GpuMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in stand_in.environ.items():
-        monkeypatch.setenv(name, value)
+    stand_in.set_environment(monkeypatch)
 
     def told() -> tuple[str, str]:
         done = subprocess.run([GPUSERVE, "doctor", "--json"], capture_output=True, text=True, check=False)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from bound import FLOATS_IN_AND_OUT, ask, free_server
+from bound import FLOATS_IN_AND_OUT, ask
 from commands import ask as operate
 from commands import row
 from exploring import variants
@@ -113,14 +113,6 @@ def operated(tmp_path: Path) -> Iterator[OperatedServer]:
         yield one.wait_ready()
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    """One without models, in this program."""
-    with free_server() as one:
-        one.run()
-        yield one
-
-
 def times(factor: float) -> Any:
     return lambda requests: [{"OUTPUT_1": factor * one["INPUT_1"]} for one in requests]
 
@@ -155,15 +147,15 @@ def test_a_model_of_another_process_is_served_over_both_protocols(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("form", ["{http}", "http://{http}", "grpc://{grpc}", "127.0.0.1:{port}"])
-def test_a_server_is_found_by_each_of_its_ports(server: Server, form: str) -> None:
-    http = server.addresses["http"].removeprefix("http://")
-    url = form.format(http=http, grpc=server.addresses["grpc"], port=http.rpartition(":")[2])
+def test_a_server_is_found_by_each_of_its_ports(bare_server: Server, form: str) -> None:
+    http = bare_server.addresses["http"].removeprefix("http://")
+    url = form.format(http=http, grpc=bare_server.addresses["grpc"], port=http.rpartition(":")[2])
     with Server.attach(url, timeout_s=5.0) as attached:
         assert attached.is_alive()
         assert attached.is_connected()
-        assert attached.addresses == server.addresses
+        assert attached.addresses == bare_server.addresses
         attached.bind("m", times(2.0), **FLOATS_IN_AND_OUT)
-        assert ask(server, "m", 3.0) == [6.0]
+        assert ask(bare_server, "m", 3.0) == [6.0]
     assert not attached.is_alive()
     assert not attached.is_connected()
 
@@ -292,9 +284,7 @@ def test_a_new_front_has_the_attached_models_without_a_load(operated: OperatedSe
     with Program(operated.addresses["HTTP"], orders, "m") as program:
         workers = program.workers
         assert operated.infer("m", 1.0).output("calls") == [1]
-        front = operated.front
-        os.kill(front, signal.SIGKILL)
-        wait_until(lambda: operated.front not in {0, front}, "another front is started")
+        operated.replace_front()
         operated.wait_model_ready("m")
         assert operated.infer("m", 1.0).output("calls") == [2]
         assert program.workers == workers

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from bound import FLOATS_IN_AND_OUT, Refused, ask, free_server, infer, status
+from client_server import free_port
 from operated import InBackground
 from processes import children, command_line, wait_until
 
@@ -18,14 +18,6 @@ from gpuserve import Server
 from gpuserve.api.server import AttachedServer
 from gpuserve.core.errors import AttachError, BindError, StartupError
 from gpuserve.supervisor.control.attach_protocol import attach_name
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    """One without models, in this program."""
-    with free_server() as one:
-        one.run()
-        yield one
 
 
 def times(factor: float) -> Any:
@@ -37,19 +29,19 @@ def attach(server: Server, role: str = "http") -> AttachedServer:
 
 
 @pytest.mark.thorough
-def test_a_name_goes_to_who_binds_it_last(server: Server) -> None:
-    with attach(server) as first, attach(server, "grpc") as second:
+def test_a_name_goes_to_who_binds_it_last(bare_server: Server) -> None:
+    with attach(bare_server) as first, attach(bare_server, "grpc") as second:
         first.bind("m", times(2.0), **FLOATS_IN_AND_OUT)
         first.bind("other", times(5.0), **FLOATS_IN_AND_OUT)
-        assert ask(server, "m", 1.0) == [2.0]
+        assert ask(bare_server, "m", 1.0) == [2.0]
         second.bind("m", times(3.0), **FLOATS_IN_AND_OUT)
-        assert ask(server, "m", 1.0) == [3.0]
+        assert ask(bare_server, "m", 1.0) == [3.0]
         wait_until(lambda: len(_workers()) == 2, "the worker of the first is let go")
         first.bind("m", times(4.0), **FLOATS_IN_AND_OUT)  # it may take it back
-        assert ask(server, "m", 1.0) == [4.0]
-        assert ask(server, "other", 1.0) == [5.0]
+        assert ask(bare_server, "m", 1.0) == [4.0]
+        assert ask(bare_server, "other", 1.0) == [5.0]
         first.stop()
-        assert status(server, "/v2/models/m/ready") != 200
+        assert status(bare_server, "/v2/models/m/ready") != 200
         assert second.is_alive()
 
 
@@ -57,9 +49,9 @@ def _workers() -> list[int]:
     return [pid for pid in children(os.getpid()) if "-m gpuserve_worker " in command_line(pid)]
 
 
-def test_the_models_of_the_server_itself_are_not_to_be_had(server: Server) -> None:
-    server.bind("own", times(2.0), **FLOATS_IN_AND_OUT)
-    with attach(server) as attached:
+def test_the_models_of_the_server_itself_are_not_to_be_had(bare_server: Server) -> None:
+    bare_server.bind("own", times(2.0), **FLOATS_IN_AND_OUT)
+    with attach(bare_server) as attached:
         for name in ("own", "OWN"):
             with pytest.raises(BindError, match=f"'{name}' cannot be served: the server has a model of that"):
                 attached.bind(name, times(3.0), **FLOATS_IN_AND_OUT)
@@ -67,10 +59,12 @@ def test_the_models_of_the_server_itself_are_not_to_be_had(server: Server) -> No
         with pytest.raises(BindError, match="same name twice"):
             attached.bind("m", times(3.0), **FLOATS_IN_AND_OUT)
         with pytest.raises(BindError, match="model 'M' is served by an attached program"):
-            server.bind("M", times(4.0), **FLOATS_IN_AND_OUT)
-        assert (ask(server, "own", 1.0), ask(server, "m", 1.0)) == ([2.0], [3.0])
-    server.bind("M", times(4.0), **FLOATS_IN_AND_OUT)
-    assert ask(server, "M", 1.0) == [4.0]
+            bare_server.bind("M", times(4.0), **FLOATS_IN_AND_OUT)
+        assert (ask(bare_server, "own", 1.0), ask(bare_server, "m", 1.0)) == ([2.0], [3.0])
+    bare_server.bind("M", times(4.0), **FLOATS_IN_AND_OUT)
+    assert ask(bare_server, "M", 1.0) == [4.0]
+    for name in ("own", "M"):
+        bare_server.unbind(name)
 
 
 class Broken:
@@ -81,57 +75,53 @@ class Broken:
         return requests
 
 
-def test_a_model_that_cannot_be_loaded_is_not_bound(server: Server) -> None:
-    with attach(server) as attached:
+def test_a_model_that_cannot_be_loaded_is_not_bound(bare_server: Server) -> None:
+    with attach(bare_server) as attached:
         with pytest.raises(
             StartupError, match=r"'m': instance 0 could not be started: .*there are no weights"
         ):
             attached.bind("m", Broken, **FLOATS_IN_AND_OUT)
         with pytest.raises(Refused, match="unknown model"):
-            ask(server, "m", 1.0)
+            ask(bare_server, "m", 1.0)
         attached.bind("m", times(2.0), **FLOATS_IN_AND_OUT)
-        assert ask(server, "m", 1.0) == [2.0]
+        assert ask(bare_server, "m", 1.0) == [2.0]
 
 
 @pytest.mark.thorough
-def test_several_instances_and_threads_and_large_tensors(server: Server) -> None:
+def test_several_instances_and_threads_and_large_tensors(bare_server: Server) -> None:
     lock = threading.Lock()
 
     def locked(requests: Any) -> Any:
         with lock:
             return [{"OUTPUT_1": 2 * one["INPUT_1"]} for one in requests]
 
-    with attach(server) as attached:
+    with attach(bare_server) as attached:
         attached.bind("process", [times(2.0)] * 2, **FLOATS_IN_AND_OUT)
         attached.bind("thread", locked, **FLOATS_IN_AND_OUT, isolation="thread")
         large = np.arange(1 << 18, dtype=np.float32).reshape(1, -1)
         for name in ("process", "thread"):
-            assert (infer(server, name, INPUT_1=large)["OUTPUT_1"] == 2 * large).all()
+            assert (infer(bare_server, name, INPUT_1=large)["OUTPUT_1"] == 2 * large).all()
     assert [one.name for one in threading.enumerate() if one.name.startswith("gpuserve-thread")] == []
 
 
-def test_models_that_are_bound_before_are_served_with_run(server: Server) -> None:
-    attached = AttachedServer(server.addresses["http"])
+def test_models_that_are_bound_before_are_served_with_run(bare_server: Server) -> None:
+    attached = AttachedServer(bare_server.addresses["http"])
     attached.bind("m", times(2.0), **FLOATS_IN_AND_OUT)
     assert not attached.is_connected()
     with attached:
         attached.run()
-        assert ask(server, "m", 1.0) == [2.0]
+        assert ask(bare_server, "m", 1.0) == [2.0]
         attached.stop()
         with pytest.raises(Refused):
-            ask(server, "m", 1.0)
+            ask(bare_server, "m", 1.0)
         attached.run()
-        assert ask(server, "m", 1.0) == [2.0]
+        assert ask(bare_server, "m", 1.0) == [2.0]
 
 
 def test_without_a_server_the_error_says_what_to_check() -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-        with pytest.raises(
-            AttachError, match=rf"no server to attach to at port {port} .* check that it runs"
-        ):
-            Server.attach(f"localhost:{port}", timeout_s=0.2)
+    port = free_port()
+    with pytest.raises(AttachError, match=rf"no server to attach to at port {port} .* check that it runs"):
+        Server.attach(f"localhost:{port}", timeout_s=0.2)
 
 
 def test_a_server_that_is_not_attachable() -> None:
@@ -142,9 +132,7 @@ def test_a_server_that_is_not_attachable() -> None:
 
 
 def test_a_server_that_comes_up_later_is_waited_for() -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     waiting = InBackground(Server.attach, f"localhost:{port}")
     with free_server(http_port=port) as server:
         server.run()
@@ -153,20 +141,18 @@ def test_a_server_that_comes_up_later_is_waited_for() -> None:
 
 
 @pytest.mark.thorough
-def test_two_servers_on_one_machine(server: Server) -> None:
+def test_two_servers_on_one_machine(bare_server: Server) -> None:
     with free_server() as other:
         other.run()
-        with attach(server) as here, attach(other) as there:
+        with attach(bare_server) as here, attach(other) as there:
             here.bind("m", times(2.0), **FLOATS_IN_AND_OUT)
             there.bind("m", times(3.0), **FLOATS_IN_AND_OUT)
-            assert (ask(server, "m", 1.0), ask(other, "m", 1.0)) == ([2.0], [3.0])
+            assert (ask(bare_server, "m", 1.0), ask(other, "m", 1.0)) == ([2.0], [3.0])
         assert here.addresses == {}
 
 
 def test_a_name_that_is_taken_is_a_warning_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
         squatter.bind(attach_name(os.geteuid(), port))
         with free_server(http_port=port) as server:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,6 @@ from gpuserve.supervisor.control.attach_protocol import attach_name
 from gpuserve_worker.protocol import wire
 
 TIMEOUT_S = 30.0
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with free_server() as one:
-        one.run()
-        yield one
 
 
 def double(requests: Any) -> Any:
@@ -94,42 +86,44 @@ BAD = {
 @pytest.mark.thorough
 @pytest.mark.parametrize("what", BAD)
 def test_a_wrong_word_ends_that_attachment_and_nothing_else(
-    server: Server, what: str, caplog: pytest.LogCaptureFixture
+    bare_server: Server, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with attach(server) as attached, connected(server) as sock:
+    with attach(bare_server) as attached, connected(bare_server) as sock:
         attached.bind("m", double, **FLOATS_IN_AND_OUT)
         said(sock, *BAD[what])
         while sock.recv(1 << 16):  # whatever it answers, it ends
             pass
         assert f"closed the attachment of process {os.getpid()}: it broke the protocol: " in caplog.text
         assert attached.is_alive()
-        assert ask(server, "m", 1.0) == [2.0]
+        assert ask(bare_server, "m", 1.0) == [2.0]
 
 
-def test_descriptors_that_are_no_worker(server: Server, tmp_path: Path) -> None:
-    with connected(server) as sock, open(tmp_path / "file", "w") as file:
+def test_descriptors_that_are_no_worker(bare_server: Server, tmp_path: Path) -> None:
+    with connected(bare_server) as sock, open(tmp_path / "file", "w") as file:
         said(sock, HELLO, messages_of.BindModel(spec()))
         up = messages_of.WorkerUp("bad", "0", os.getpid(), 1)
         said(sock, up, fds=[sock.fileno(), file.fileno()])
         while sock.recv(1 << 16):
             pass
-    assert status(server, "/v2/health/ready") == 200
-    assert status(server, "/v2/models/bad/ready") != 200
+    assert status(bare_server, "/v2/health/ready") == 200
+    assert status(bare_server, "/v2/models/bad/ready") != 200
 
 
-def test_another_version_is_told(server: Server) -> None:
-    with connected(server) as sock:
+def test_another_version_is_told(bare_server: Server) -> None:
+    with connected(bare_server) as sock:
         said(sock, messages_of.Hello(999, wire.PROTOCOL))
         ended = messages_of.ATTACH.decode(sock.recv(1 << 16))
         assert ended == messages_of.Ended("both need the same version of gpuserve")
         assert sock.recv(1 << 16) == b""
 
 
-def test_who_says_nothing_disturbs_nobody(server: Server) -> None:
-    with connected(server), connected(server) as sock:
-        said(sock, HELLO)
-        with attach(server) as attached:
-            attached.bind("m", double, **FLOATS_IN_AND_OUT)
-            assert ask(server, "m", 1.0) == [2.0]
-        server.stop()  # they do not keep it either
+def test_who_says_nothing_disturbs_nobody() -> None:
+    with free_server() as server:
+        server.run()
+        with connected(server), connected(server) as sock:
+            said(sock, HELLO)
+            with attach(server) as attached:
+                attached.bind("m", double, **FLOATS_IN_AND_OUT)
+                assert ask(server, "m", 1.0) == [2.0]
+            server.stop()  # they do not keep it either
         assert not attached.is_alive()

@@ -83,10 +83,7 @@ def test_threads_go_on_asking_over_fronts_that_die(tmp_path: Path) -> None:
         workers = operated.workers
         wait_for_more(operated)
         for _ in range(3):
-            front = operated.front
-            os.kill(front, signal.SIGKILL)
-            wait_until(lambda front=front: operated.front not in {0, front}, "another front is started")  # type: ignore[misc]
-            wait_until(lambda: operated.status("/v2/health/ready") == 200, "the new front is ready")
+            operated.replace_front()
             wait_for_more(operated)
         assert operated.workers == workers  # none of them fell over a message of another front
 

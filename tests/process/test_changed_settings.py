@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_operator import kill_front, traced
+from config_operator import traced
 from operated import OperatedServer, Orders, config, model
 from processes import wait_until
 
@@ -31,11 +31,11 @@ def update(server: OperatedServer, path: str, **settings: Any) -> Any:
 
 def test_log_settings_act_in_the_supervisor_and_outlive_the_front(server: OperatedServer) -> None:
     update(server, "/v2/logging", log_warning=False)
-    kill_front(server)
+    server.replace_front()
     assert not any("the front died" in line for line in server.log)
     assert update(server, "/v2/logging")["log_warning"] is False
     update(server, "/v2/logging", log_warning=True)
-    kill_front(server)
+    server.replace_front()
     server.wait_log("the front died")
 
 
@@ -45,7 +45,7 @@ def test_trace_settings_and_traces_outlive_the_front(server: OperatedServer, tmp
     update(server, "/v2/models/m/trace/setting", trace_level=["TIMESTAMPS"])
     assert server.infer("m", 1.0).status == 200
     wait_until(lambda: traced(file) == [1], "one trace is written")
-    kill_front(server)
+    server.replace_front()
     assert server.infer("m", 1.0).status == 200
     wait_until(lambda: len(traced(file)) == 2, "the trace of the next front is written behind it")
     assert len(set(traced(file))) == 2

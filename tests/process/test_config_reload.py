@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_operator import Operator, fifo, kill_front, operated
+from config_operator import Operator, fifo, operated
 from exploring import variants
 from operated import TIMEOUT_S, OperatedServer
 from processes import children, command_line, wait_ended, wait_until
@@ -211,7 +211,7 @@ def test_a_signal_while_it_reloads_takes_back_what_still_loads(tmp_path: Path) -
         wait_until(lambda: len(operator.server.workers) == 2, "it loads")
         assert operator.client().infer("m").tag == 1.0
         operator.reload(entry("m", 4.0))
-        kill_front(operator.server)
+        operator.server.replace_front()
         wait_until(lambda: operator.client().infer("m").tag == 4.0, "the last one holds")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_operator import Operator, fifo, kill_front, operated, traced
+from config_operator import Operator, fifo, operated, traced
 from operated import TIMEOUT_S, OperatedServer
 from processes import wait_until
 from repositories import clients_are_closed, entry
@@ -31,11 +31,11 @@ def test_what_cannot_change_is_named_and_the_rest_is_applied(tmp_path: Path) -> 
         assert 'grpc_response_compression: cannot change while the server runs: "none" stays' in told
         assert "model m is reloaded" not in told  # by the level that holds now
         assert "s3cret" not in told
-        kill_front(operator.server)
+        operator.server.replace_front()
         assert "the front died" in "\n".join(operator.server.log)
         operator.reload(entry("m", 2.0), log_level="error")
         wait_until(lambda: log_settings(operator)["log_warning"] is False, "the front has the level")
-        kill_front(operator.server)
+        operator.server.replace_front()
         assert log_settings(operator)["log_warning"] is False  # so has its successor
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_operator import kill_front
 from operated import OperatedServer
 from processes import wait_until
 from repositories import Client, clients_are_closed, entry, write
@@ -46,7 +45,7 @@ def test_the_others_are_served_until_it_is_loaded(tmp_path: Path) -> None:
         wait_until(lambda: server.status("/v2/health/ready") == 200, "the server is ready")
         assert client.infer("bad").tag == 1.0
         assert server.front == front
-        kill_front(server)
+        server.replace_front()
 
 
 def test_it_is_not_missed_where_readiness_asks_for_nothing_or_somebody_took_it_out(tmp_path: Path) -> None:

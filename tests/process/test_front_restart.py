@@ -19,21 +19,13 @@ CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 SLACK = 4.0
 
 
-def killed_front(server: OperatedServer) -> float:
-    """Kill the front; the seconds until the server is ready again."""
-    front = server.front
-    os.kill(front, signal.SIGKILL)
-    wait_until(lambda: server.front not in {0, front}, "another front is started")
-    return wait_until(lambda: server.status("/v2/health/ready") == 200, "the new front is ready")
-
-
 def test_a_new_front_has_the_old_ports_and_the_old_workers(tmp_path: Path, orders: Orders) -> None:
     entry = model("m", orders, instances=[{"device": "cpu", "count": 2}])
     with OperatedServer(config(tmp_path, entry)).until_ended() as server:
         workers = server.workers
         assert server.infer("m", 1.0).output("calls") == [1]
         started = time.monotonic()
-        killed_front(server)
+        server.replace_front()
         back_s = time.monotonic() - started
         measured(f"front killed: ready again after {back_s:.3f} s")
         assert back_s < 1.0 * SLACK
@@ -47,10 +39,10 @@ def test_a_new_front_has_the_old_ports_and_the_old_workers(tmp_path: Path, order
 def test_a_callable_keeps_its_state_over_fronts(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         assert server.infer("m", 1.0).output("calls") == [1]
-        killed_front(server)
+        server.replace_front()
         assert server.infer("m", 1.0).output("calls") == [2]
         assert server.infer("m", 1.0, width=LARGE).status == 200
-        killed_front(server)
+        server.replace_front()
         assert server.infer("m", 1.0, width=LARGE).status == 200
         assert server.infer("m", 1.0).output("calls") == [5]
         assert server.metric("gpuserve_arena_blocks", model="m") == 0
@@ -63,7 +55,7 @@ def test_what_is_in_flight_gets_a_connection_error_and_the_worker_goes_on(
         orders.shut()
         asked = InBackground(server.infer, "m", 1.0, width=LARGE)
         orders.wait_calls(1)
-        killed_front(server)
+        server.replace_front()
         with pytest.raises(CONNECTION_ERRORS):
             asked.result()
         again = InBackground(server.infer, "m", 2.0)
@@ -89,7 +81,7 @@ def test_fronts_that_die_in_a_row_under_traffic(tmp_path: Path, orders: Orders) 
 
         clients = [InBackground(traffic) for _ in range(3)]
         for _ in range(5):
-            killed_front(server)
+            server.replace_front()
             seen = len(answers)
             wait_until(lambda seen=seen: len(answers) > seen + 20, "traffic goes on")
         over.set()
@@ -104,7 +96,7 @@ def test_fronts_that_die_in_a_row_under_traffic(tmp_path: Path, orders: Orders) 
 def test_a_front_and_a_worker_that_die_together(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
         os.kill(server.workers[0], signal.SIGKILL)
-        killed_front(server)
+        server.replace_front()
         assert server.infer("m", 1.0).output("y") == [2.0]
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 from operated import TIMEOUT_S, OperatedServer
-from processes import wait_until
 
 CALLABLES = Path(__file__).resolve().parents[1] / "models" / "sequenced.py"
 NUMBER = {"dtype": "int32", "shape": [1]}
@@ -45,10 +42,7 @@ def test_a_new_front_begins_with_no_sequence(tmp_path: Path) -> None:
     with OperatedServer(path).until_ended() as server:
         before = ask(server, 1, sequence_id="a", sequence_start=True)
         assert isinstance(before, dict)
-        front = server.front
-        os.kill(front, signal.SIGKILL)
-        wait_until(lambda: server.front not in {0, front}, "another front is started")
-        wait_until(lambda: server.status("/v2/health/ready") == 200, "the new front is ready")
+        server.replace_front()
         lost = ask(server, 1, sequence_id="a")
         assert lost == (
             "sequence a of model 'sums' was lost with the front process that died: it has to begin anew with "

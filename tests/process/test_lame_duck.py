@@ -66,12 +66,11 @@ def test_one_of_two_servers_leaves_and_no_request_is_lost(tmp_path: Path, orders
         servers = one.wait_ready().addresses, two.wait_ready().addresses
         load = SteadyLoad([at["HTTP"] for at in servers], [at["gRPC"] for at in servers])
         with load:
-            wait_until(lambda: load.n_answered() > 300, "both are at work")
+            load.wait_answers(300)
             started = time.monotonic()
             assert one.end() == 0
             measured(f"SIGTERM to exit, under load: {time.monotonic() - started:.3f} s")
-            so_far = load.n_answered()
-            wait_until(lambda: load.n_answered() > so_far + 100, "the other has it all")
+            load.wait_answers(100)
     assert load.lost() == {}
     assert len(load.outcomes) == 4
     assert [one["msg"] for one in one.messages() if "served for 2 s more" in one["msg"]]

@@ -259,10 +259,7 @@ def test_deaths_of_a_worker_and_of_the_front_during_a_cold_start(tmp_path: Path)
         (tmp_path / "m" / "closed").unlink()
         (pid,) = answer.result().output("pid")
 
-        front = server.front
-        os.kill(front, signal.SIGKILL)
-        wait_until(lambda: server.front not in {0, front}, "another front is started")
-        wait_until(lambda: server.status("/v2/health/ready") == 200, "the new front is ready")
+        server.replace_front()
         assert server.infer("m", 1.0).output("pid") == [pid]
         assert server.infer("cold", 1.0).output("y") == [2.0]
 

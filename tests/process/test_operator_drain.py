@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +74,13 @@ def test_one_of_two_is_drained_and_killed_and_no_request_is_lost(tmp_path: Path,
         servers = one.wait_ready().addresses, two.wait_ready().addresses
         load = SteadyLoad([at["HTTP"] for at in servers], [at["gRPC"] for at in servers])
         with load:
-            wait_until(lambda: load.n_answered() > 300, "both are at work")
+            load.wait_answers(300)
             started = time.monotonic()
             assert drain(one).result == {"unfinished": 0}
             measured(f"drained under load: {time.monotonic() - started:.3f} s")
             for pid in one.family():
                 os.kill(pid, signal.SIGKILL)
-            so_far = load.n_answered()
-            wait_until(lambda: load.n_answered() > so_far + 100, "the other has it all")
+            load.wait_answers(100)
     assert load.lost() == {}
     assert len(load.outcomes) == 4
 
@@ -96,14 +94,9 @@ def test_drained_and_undone_again_and_again_under_load(tmp_path: Path, orders: O
         with SteadyLoad([at["HTTP"]], [at["gRPC"]], by_health=False) as load:
             for _ in range(3):
                 assert drain(server, timeout_s=1.0).code == "DEADLINE_EXCEEDED"
-                wait_until(more_answers(load), "it serves")
+                load.wait_answers(50)
                 assert drain(server, undo=True).code == ""
         assert load.lost() == {}
-
-
-def more_answers(load: SteadyLoad) -> Callable[[], bool]:
-    enough = load.n_answered() + 50
-    return lambda: load.n_answered() > enough
 
 
 def test_it_waits_for_what_runs(tmp_path: Path, orders: Orders) -> None:

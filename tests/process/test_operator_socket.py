@@ -14,10 +14,11 @@ from pathlib import Path
 
 import msgpack
 import pytest
+from client_server import free_port
 from commands import ask, row, status
 from exploring import variants
 from operated import InBackground, OperatedServer, Orders, config, model
-from processes import wait_until
+from processes import cpu_s, wait_until
 from serving import GPUSERVE
 
 from gpuserve.cli.exit_codes import ExitCode
@@ -204,9 +205,7 @@ def test_a_server_that_ends_lets_its_clients_go(tmp_path: Path) -> None:
 
 def test_a_name_that_somebody_else_has_is_no_end_of_the_server(tmp_path: Path) -> None:
     orders = Orders(tmp_path / "orders")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
         squatter.bind(ControlName(os.geteuid(), "127.0.0.1", port).encode())
         flags = ("--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0")
@@ -241,16 +240,9 @@ def _connect_until(until: float, name: bytes) -> None:
     os._exit(0)
 
 
-def cpu_s(pid: int) -> float:
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
 @pytest.mark.parametrize("kind", variants("operators", "programs"))
 def test_a_name_that_somebody_else_has_ends_a_server_that_requires_it(tmp_path: Path, kind: str) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     names = {
         "operators": ControlName(os.geteuid(), "127.0.0.1", port).encode(),
         "programs": attach_name(os.geteuid(), port),

@@ -6,19 +6,18 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from commands import ask, row
 from exploring import variants
 from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
 from processes import wait_until
 from steady_load import SteadyLoad
 
-from gpuserve.supervisor.control import operator_client
 from gpuserve.supervisor.control.operator_protocol import VerbOutcome
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
@@ -26,8 +25,7 @@ SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 def scaled(server: OperatedServer, **counts: int) -> VerbOutcome:
     """What becomes of ``scale`` at a server."""
-    told: list[str] = []
-    return operator_client.ask(server.addresses["HTTP"], "scale", {"counts": counts}, told.append, TIMEOUT_S)
+    return ask(server.addresses["HTTP"], "scale", counts=counts)
 
 
 def well(outcome: VerbOutcome) -> Any:
@@ -46,11 +44,6 @@ def count_of(server: OperatedServer, name: str = "m") -> int:
     return sum(int(one["count"]) for one in groups)
 
 
-def more_answers(load: Any, count: int = 60) -> Callable[[], bool]:
-    before = load.n_answered()
-    return lambda: load.n_answered() >= before + count
-
-
 def test_no_request_is_lost_by_scaling(tmp_path: Path, orders: Orders) -> None:
     settings = {"host": "127.0.0.1", "min_ready_instances": 4}
     with OperatedServer(config(tmp_path, model("m", orders), **settings)).until_ended() as server:
@@ -62,7 +55,7 @@ def test_no_request_is_lost_by_scaling(tmp_path: Path, orders: Orders) -> None:
                 assert len(server.workers) == count_of(server) == count
                 assert server.metric("gpuserve_worker_up", model="m") == count
                 assert server.status("/v2/health/ready") == 200
-                wait_until(more_answers(load), "it goes on")
+                load.wait_answers(60)
                 before = count
         assert load.lost() == {}
         assert server.workers == [first]
@@ -103,7 +96,7 @@ def test_a_worker_that_cannot_be_loaded_leaves_the_model_as_it_was(tmp_path: Pat
             for number in range(2):
                 (orders.directory / f"token{number}").touch()
             well(scaled(server, m=3))
-            wait_until(more_answers(load), "it goes on")
+            load.wait_answers(60)
         assert load.lost() == {}
         assert len(server.workers) == 3
 
@@ -122,7 +115,11 @@ def test_what_runs_is_finished_before_its_worker_ends(tmp_path: Path, orders: Or
         assert server.workers == workers
         assert server.metric("gpuserve_worker_up", model="m") == 3
         assert server.status("/v2/models/m/ready") == 200
-        assert sorted(one["state"] for one in instances_of(server)) == ["LEAVING", "LEAVING", "READY"]
+        assert sorted(one["state"] for one in row(server.addresses["HTTP"], "m")["instances"]) == [
+            "LEAVING",
+            "LEAVING",
+            "READY",
+        ]
         orders.open()
         well(scaling.result())
         assert {one.result().output("pid")[0] for one in running} == set(workers)
@@ -173,15 +170,7 @@ def test_a_worker_that_dies_on_its_way_out_is_not_started_again(tmp_path: Path, 
 
 def instance_pids(server: OperatedServer) -> dict[str, int]:
     """The worker of each instance."""
-    return {one["name"]: one["pid"] for one in instances_of(server)}
-
-
-def instances_of(server: OperatedServer) -> list[dict[str, Any]]:
-    """What ``status`` says of each instance of the one model."""
-    outcome = operator_client.ask(server.addresses["HTTP"], "status", {}, lambda text: None, TIMEOUT_S)
-    (found,) = well(outcome)["models"]
-    instances: list[dict[str, Any]] = found["instances"]
-    return instances
+    return {one["name"]: one["pid"] for one in row(server.addresses["HTTP"], "m")["instances"]}
 
 
 @pytest.mark.thorough
@@ -193,7 +182,7 @@ def test_a_front_that_dies_while_a_model_grows(tmp_path: Path, orders: Orders) -
         wait_until(lambda: len(server.workers) == 3, "they load")
         assert count_of(server) == 1
         assert server.status("/v2/health/ready") == 200, "those that are not there yet do not count"
-        replace_front(server)
+        server.replace_front()
         assert count_of(server) == 1
         orders.open()
         well(scaling.result())
@@ -210,7 +199,7 @@ def test_a_front_that_dies_while_a_model_shrinks(tmp_path: Path, orders: Orders)
         orders.wait_calls(3)
         scaling = InBackground(scaled, server, m=1)
         wait_until(lambda: count_of(server) == 1, "the model has one instance")
-        replace_front(server)
+        server.replace_front()
         orders.open()
         well(scaling.result())
         assert [one.result() for one in running] == [0, 0, 0]  # its connections went with the front
@@ -223,13 +212,6 @@ def status_of(server: OperatedServer) -> int:
         return server.infer("m", 1.0).status
     except OSError:
         return 0
-
-
-def replace_front(server: OperatedServer) -> None:
-    front = server.front
-    os.kill(front, signal.SIGKILL)
-    wait_until(lambda: server.front not in {0, front}, "another front is started")
-    wait_until(lambda: server.status("/v2/health/ready") == 200, "it serves")
 
 
 @pytest.mark.thorough
@@ -294,7 +276,7 @@ def test_a_model_that_is_being_loaded_is_scaled_after_that(tmp_path: Path, order
     entry = model("m", orders, "load_slowly")
     with started(tmp_path, entry, model_control="explicit", load_at_start=[]).until_ended() as server:
         orders.shut()
-        loading = InBackground(operator_client.ask, server.addresses["HTTP"], "load", {"model": "m"}, print)
+        loading = InBackground(ask, server.addresses["HTTP"], "load", model="m")
         wait_until(lambda: server.workers, "it loads")
         scaling = InBackground(scaled, server, m=2)
         orders.open()
@@ -309,8 +291,7 @@ def test_what_is_told_of_the_numbers_is_of_what_serves(tmp_path: Path, orders: O
         orders.shut()
         asked = InBackground(server.infer, "m", 1.0)
         orders.wait_calls(1)
-        at = server.addresses["HTTP"]
-        well(operator_client.ask(at, "reload", {"model": "m"}, lambda _: None, TIMEOUT_S))
+        well(ask(server.addresses["HTTP"], "reload", model="m"))
         # The three of before still have something to finish.
         assert well(scaled(server, m=2)) == {"models": {"m": {"before": 1, "after": 2}}}
         orders.open()

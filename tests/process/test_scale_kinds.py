@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from bound import FLOATS_IN_AND_OUT, free_server
 from bound import ask as ask_bound
+from commands import ask as operate
 from operated import MODELS, InBackground, OperatedServer, Orders, model
 from processes import wait_until
 from steady_load import SteadyLoad
@@ -19,7 +20,6 @@ from test_front_sequences import ask
 from test_scale import count_of, on, scaled, started, well
 
 from gpuserve import ModelConfig
-from gpuserve.supervisor.control import operator_client
 
 
 @contextlib.contextmanager
@@ -94,18 +94,21 @@ def test_no_request_is_lost_where_rates_are_limited(tmp_path: Path, orders: Orde
         with SteadyLoad([server.addresses["HTTP"]], [server.addresses["gRPC"]]) as load:
             for count in (3, 1, 2, 1):
                 well(scaled(server, m=count))
-                before = load.n_answered()
-                wait_until(lambda: load.n_answered() > before + 40, "it goes on")  # noqa: B023
+                load.wait_answers(40)
         assert load.lost() == {}
         assert len(server.workers) == 1
         assert server.end() == 0
 
 
+def with_y_alone(orders: Orders, target: str, **keys: Any) -> dict[str, Any]:
+    """Another callable as the model "m"."""
+    entry = model("m", orders, callable=target, kwargs={}, **keys)
+    return {**entry, "outputs": entry["outputs"][:1]}
+
+
 @pytest.mark.thorough
 def test_a_model_that_asks_itself_keeps_an_instance_that_can_answer(tmp_path: Path, orders: Orders) -> None:
-    entry = model("m", orders, **on(3)) | {"callable": f"{MODELS / 'asking_hard.py'}:asks_itself"}
-    entry = {**entry, "outputs": entry["outputs"][:1]}
-    del entry["kwargs"]
+    entry = with_y_alone(orders, f"{MODELS / 'asking_hard.py'}:asks_itself", **on(3))
     with started(tmp_path, entry) as server:
         server.wait_ready()
         ended, answers = threading.Event(), list[Any]()
@@ -149,13 +152,7 @@ def itself(requests):
 def test_a_model_that_would_wait_for_itself_for_ever_is_told(tmp_path: Path, orders: Orders) -> None:
     folder = orders.directory
     (tmp_path / "itself.py").write_text(SLOW_TO_ITSELF.replace("DIRECTORY", str(folder)))
-    entry = {
-        **model("m", orders, **on(2)),
-        "callable": f"{tmp_path / 'itself.py'}:itself",
-        "max_batch_size": 1,
-    }
-    entry["outputs"] = entry["outputs"][:1]
-    del entry["kwargs"]
+    entry = with_y_alone(orders, f"{tmp_path / 'itself.py'}:itself", **on(2), max_batch_size=1)
     with started(tmp_path, entry, drain_timeout_s=0.3) as server:
         server.wait_ready()
         for _ in range(4):  # whichever of the two asks
@@ -203,27 +200,8 @@ def test_workers_that_are_threads_come_and_go() -> None:
     server.bind("m", meet, **FLOATS_IN_AND_OUT, config=ModelConfig(max_batch_size=1), isolation="thread")
     with server:
         server.run()
-        address = server.addresses["http"].removeprefix("http://")
         for count in (2, 1, 2):
-            outcome = operator_client.ask(address, "scale", {"counts": {"m": count}}, lambda text: None, 20.0)
-            well(outcome)
+            well(operate(server.addresses["http"].removeprefix("http://"), "scale", counts={"m": count}))
             assert ask_bound(server, "m", 0.0) == [0.0]
         both = [InBackground(ask_bound, server, "m", 1.0) for _ in range(2)]
         assert [one.result() for one in both] == [[2.0], [2.0]]
-
-
-@pytest.mark.thorough
-def test_what_cannot_be_scaled_is_left_as_it_is(tmp_path: Path, orders: Orders) -> None:
-    with started(tmp_path, model("m", orders), model("other", orders)) as server:
-        server.wait_ready()
-        workers = server.workers
-        for counts, said in (
-            ({"m": 0}, "got 0"),
-            ({"m": 2, "other": 257}, "a model may have 256 instances at most, given 257"),
-            ({"m": 2, "nobody": 2}, "nobody"),
-        ):
-            outcome = scaled(server, **counts)
-            assert outcome.code in ("INVALID_ARGUMENT", "NOT_FOUND")
-            assert said in outcome.text
-        assert server.workers == workers
-        assert server.end() == 0

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from commands import ask as operate
 from commands import status
 from operated import MODELS, InBackground, OperatedServer, Orders, config, model
 from processes import wait_until
+from weights import kill_workers, loads, shared, write_weights
 
 NBYTES = 64 << 20
 TWO = [{"device": "cpu", "count": 2}]
 
 
-def write_weights(folder: Path, first: float) -> None:
-    weights = np.zeros(NBYTES // 4, np.float32)
-    weights[0] = first
-    np.save(folder / "new.npy", weights)
-    (folder / "new.npy").rename(folder / "weights.npy")
-
-
 @contextmanager
 def operated(folder: Path, *names: str, **kwargs: Any) -> Iterator[OperatedServer]:
-    write_weights(folder, 1.0)
+    write_weights(folder, 1.0, NBYTES)
     given = {"kwargs": {"folder": str(folder), **kwargs}, "instances": TWO}
     given |= {"callable": f"{MODELS / 'shared.py'}:Shared"}
     models = [model(name, Orders(folder), **given) for name in names]
     with OperatedServer(config(folder, *models)).until_ended() as server:
         yield server.wait_ready()
-
-
-def loads(folder: Path) -> int:
-    return len((folder / "loads").read_text().splitlines())
 
 
 def answers(server: OperatedServer, name: str) -> dict[int, tuple[float, int]]:
@@ -49,20 +36,6 @@ def answers(server: OperatedServer, name: str) -> dict[int, tuple[float, int]]:
             answer = one.result()
             found[answer.output("pid")[0]] = (answer.output("y")[0], answer.output("calls")[0])
     return found
-
-
-def shared(server: OperatedServer) -> list[dict[str, Any]]:
-    return list(status(server.addresses["HTTP"])["weights"])
-
-
-def kill_workers(server: OperatedServer) -> None:
-    """Kill the workers, and wait until others are ready."""
-    workers = server.workers
-    loaded = sum("loaded in" in line for line in server.log)
-    for pid in workers:
-        os.kill(pid, signal.SIGKILL)
-    server.wait_log("loaded in", loaded + len(workers))
-    server.wait_model_ready("a")
 
 
 def test_weights_are_loaded_once_and_freed_with_their_last_instance(tmp_path: Path) -> None:
@@ -84,7 +57,7 @@ def test_weights_are_loaded_once_and_freed_with_their_last_instance(tmp_path: Pa
         assert {first for first, _ in answers(server, "a").values()} == {1.0}
         assert loads(tmp_path) == 1
 
-        write_weights(tmp_path, 2.0)
+        write_weights(tmp_path, 2.0, NBYTES)
         operate(server.addresses["HTTP"], "reload", model="a")
         assert {first for first, _ in answers(server, "a").values()} == {2.0}
         assert {first for first, _ in answers(server, "b").values()} == {1.0}
@@ -104,7 +77,7 @@ def test_a_loader_that_dies_is_followed_by_another_instance(tmp_path: Path) -> N
         assert {pid: first for pid, (first, _) in answers(server, "a").items()} == {
             pid: 3.0 if pid == writer else 1.0 for pid in server.workers
         }
-        write_weights(tmp_path, 4.0)
+        write_weights(tmp_path, 4.0, NBYTES)
         (tmp_path / "die").touch()
         kill_workers(server)
         assert {first for first, _ in answers(server, "a").values()} == {4.0}
@@ -122,7 +95,7 @@ def anonymous_nbytes(pid: int) -> int:
 @pytest.mark.thorough
 def test_copies_on_a_device_go_while_the_model_sleeps_without_code_of_the_callable(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    write_weights(tmp_path, 1.0)
+    write_weights(tmp_path, 1.0, NBYTES)
     on_demand = {"on_demand": True, "idle_timeout_s": 0.2, "kwargs": {"folder": str(tmp_path)}}
     given = model("a", Orders(tmp_path), callable=f"{MODELS / 'shared.py'}:OnDevice", **on_demand)
     with OperatedServer(config(tmp_path, given)).until_ended() as server:

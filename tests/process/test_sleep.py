@@ -84,10 +84,7 @@ def test_operators_and_a_new_front_find_a_sleeping_model(tmp_path: Path) -> None
         pids = {name: server.infer(name, 1.0).output("pid")[0] for name in "mn"}
         for name in "mn":
             wait_residence(server, "ASLEEP", name)
-        front = server.front
-        os.kill(front, signal.SIGKILL)
-        wait_until(lambda: server.front not in {0, front}, "another front is started")
-        wait_until(lambda: server.status("/v2/health/ready") == 200, "the new front is ready")
+        server.replace_front()
         assert server.infer("m", 1.0).output("pid") == [pids["m"]]
         wait_residence(server, "ASLEEP")
         os.kill(pids["m"], signal.SIGKILL)
