@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import Any
 
-from operated import TIMEOUT_S, OperatedServer
+from operated import TIMEOUT_S, Client, OperatedServer
 from serving import GPUSERVE
 
 from gpuserve.supervisor.control import operator_client
@@ -44,6 +44,23 @@ def row(server: str, model: str) -> dict[str, Any]:
     """The row of a model's only version in the status of a server."""
     (found,) = [one for one in status(server)["models"] if one["name"] == model]
     return dict(found)
+
+
+def ingress_rows(server: OperatedServer) -> list[dict[str, Any]]:
+    """What the status of a server says of each ingress process."""
+    return list(status(server.addresses["HTTP"])["server"]["doors"])
+
+
+def ingress_pids(server: OperatedServer) -> list[int]:
+    """The ingress processes that are up, in the order of their numbers."""
+    return [row["pid"] for row in ingress_rows(server) if row["state"] == "UP"]
+
+
+def ingress_metric(server: OperatedServer, name: str) -> list[float]:
+    """A metric of each ingress process, from the metrics port, which the front serves."""
+    with Client(server.addresses["metrics"]) as client:
+        lines = client.get("/metrics").body.decode().splitlines()
+    return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"gpuserve_door_{name}{{")]
 
 
 @dataclass(frozen=True)

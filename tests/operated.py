@@ -300,6 +300,14 @@ class Orders:
     def open(self) -> None:
         (self.directory / "shut").unlink()
 
+    def hold(self, server: OperatedServer, value: float = 1.0) -> InBackground:
+        """A request that the model "m" runs until ``open``."""
+        self.shut()
+        n_before = len(self.calls())
+        held = InBackground(server.infer, "m", value)
+        self.wait_calls(n_before + 1)
+        return held
+
     def calls(self) -> list[dict[str, Any]]:
         journal = self.directory / "journal"
         return [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []

@@ -47,6 +47,11 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def n_files(pid: int) -> int:
+    """How many descriptors a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
 def wait_ended(pids: Iterable[int], timeout_s: float) -> list[int]:
     """Wait until the processes have ended; those that have not. A zombie has ended."""
     deadline = time.monotonic() + timeout_s

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from commands import status
+from commands import ingress_pids
 from config_file import tensor, write_config
 from http2_peer import Peer, data, reset
 from http2_wire import GRPC, TIMEOUT_S, Wire
@@ -347,11 +347,6 @@ def test_an_ingress_process_that_dies(server: OperatedServer) -> None:
         return len(now) == len(before) and before[0] not in now
 
     wait_until(is_replaced, "another ingress process", TIMEOUT_S)
-
-
-def ingress_pids(server: OperatedServer) -> list[int]:
-    rows = status(server.addresses["HTTP"])["server"]["doors"]
-    return [row["pid"] for row in rows if row["state"] == "UP"]
 
 
 # ---- streams of gRPC ------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from bound import FLOATS_IN_AND_OUT, Refused, ask, free_server, infer, status
-from client_server import free_port
 from operated import InBackground
 from processes import children, command_line, wait_until
+from serving import unlikely_port
 
 from gpuserve import Server
 from gpuserve.api.server import AttachedServer
@@ -119,7 +119,7 @@ def test_models_that_are_bound_before_are_served_with_run(bare_server: Server) -
 
 
 def test_without_a_server_the_error_says_what_to_check() -> None:
-    port = free_port()
+    port = unlikely_port()
     with pytest.raises(AttachError, match=rf"no server to attach to at port {port} .* check that it runs"):
         Server.attach(f"localhost:{port}", timeout_s=0.2)
 
@@ -132,7 +132,7 @@ def test_a_server_that_is_not_attachable() -> None:
 
 
 def test_a_server_that_comes_up_later_is_waited_for() -> None:
-    port = free_port()
+    port = unlikely_port()
     waiting = InBackground(Server.attach, f"localhost:{port}")
     with free_server(http_port=port) as server:
         server.run()
@@ -152,7 +152,7 @@ def test_two_servers_on_one_machine(bare_server: Server) -> None:
 
 
 def test_a_name_that_is_taken_is_a_warning_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
-    port = free_port()
+    port = unlikely_port()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
         squatter.bind(attach_name(os.geteuid(), port))
         with free_server(http_port=port) as server:

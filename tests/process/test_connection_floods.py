@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import socket
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +13,7 @@ import pytest
 from config_file import model, tensor, write_config
 from http2_peer import Peer, data
 from operated import OperatedServer
-from processes import wait_until
+from processes import n_files, wait_until
 from serving import FREE_PORTS, GPUSERVE
 
 N_FILES = 256
@@ -65,10 +64,6 @@ def flood(server: OperatedServer) -> Iterator[list[socket.socket]]:
         yield kept
 
 
-def n_files(server: OperatedServer) -> int:
-    return len(os.listdir(f"/proc/{server.front}/fd"))
-
-
 def ask(connection: http.client.HTTPConnection, nbytes: int) -> None:
     """Have a tensor of this size echoed, and do not read the answer."""
     parameters = {"binary_data_size": nbytes}
@@ -88,14 +83,14 @@ def echoed_nbytes(server: OperatedServer) -> int:
 
 
 def test_a_flood_of_connections_leaves_the_others_served(server: OperatedServer) -> None:
-    front, workers, before = server.front, server.workers, n_files(server)
+    front, workers, before = server.front, server.workers, n_files(server.front)
     with flood(server):
         for _ in range(3):
             assert echoed_nbytes(server) == LARGE_NBYTES  # by a segment of each side, which is a descriptor
-        assert n_files(server) < N_FILES * 3 / 4
+        assert n_files(server.front) < N_FILES * 3 / 4
         assert server.metric("gpuserve_connections") > N_FILES / 4
         assert server.metric("gpuserve_connections_refused_total", reason="address") > N_ATTACKERS / 2
-    wait_until(lambda: n_files(server) <= before + 8, "the descriptors are given back", TIMEOUT_S)
+    wait_until(lambda: n_files(server.front) <= before + 8, "the descriptors are given back", TIMEOUT_S)
     assert (server.front, server.workers) == (front, workers)
     assert sum("refused a connection" in line for line in server.log) <= 3
 

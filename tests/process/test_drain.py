@@ -156,9 +156,7 @@ def test_a_large_answer_to_a_slow_client_is_written_to_its_end(
 def test_a_second_signal_ends_at_once(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders))).until_killed() as server:
         family = server.family()
-        orders.shut()
-        asked = InBackground(server.infer, "m", 1.0)
-        orders.wait_calls(1)
+        asked = orders.hold(server)
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.status("/v2/health/ready") != 200, "it drains")
         started = time.monotonic()
@@ -203,9 +201,7 @@ def test_a_worker_that_dies_during_the_drain(tmp_path: Path, orders: Orders) -> 
 @pytest.mark.thorough
 def test_a_front_that_dies_during_the_drain_is_not_started_again(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders))).until_killed() as server:
-        orders.shut()
-        asked = InBackground(server.infer, "m", 8.0)
-        orders.wait_calls(1)
+        asked = orders.hold(server, 8.0)
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.status("/v2/health/ready") != 200, "it drains")
         os.kill(server.front, signal.SIGKILL)
@@ -231,9 +227,7 @@ def test_a_signal_while_a_model_loads(tmp_path: Path, orders: Orders, number: si
 
 def test_ctrl_c_reaches_the_group_and_acts_once(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders))).until_killed() as server:
-        orders.shut()
-        asked = InBackground(server.infer, "m", 1.0)
-        orders.wait_calls(1)
+        asked = orders.hold(server)
         os.killpg(server.pid, signal.SIGINT)
         wait_until(lambda: server.status("/v2/health/ready") != 200, "it drains")
         assert all(os.getpgid(pid) != server.pid for pid in (server.front, *server.workers))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from exploring import variants
 from operated import TIMEOUT_S, OperatedServer, Orders, config, model
-from serving import FREE_PORTS, GPUSERVE
+from serving import FREE_PORTS, GPUSERVE, unlikely_port
 
 
 @pytest.fixture
@@ -56,9 +56,7 @@ def test_the_traceback_is_in_a_text_log_too(tmp_path: Path, orders: Orders) -> N
 def test_no_port_says_ready_before_every_model_is_loaded(tmp_path: Path, orders: Orders) -> None:
     well = Orders(tmp_path / "well")
     orders.shut()
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        port = int(one.getsockname()[1])
+    port = unlikely_port()
     flags = ("--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0")
     file = config(tmp_path, model("slow", orders, "load_slowly"), model("well", well))
     with OperatedServer(file, *flags).until_ended() as server:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import signal
-import socket
 import threading
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from operated import LARGE, TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
 from processes import measured, wait_until
+from serving import unlikely_port
 
 #: What a client may see of a front that dies under it.
 CONNECTION_ERRORS = (OSError, http.client.HTTPException)
@@ -103,7 +103,7 @@ def test_a_front_and_a_worker_that_die_together(tmp_path: Path, orders: Orders) 
 @pytest.mark.thorough
 def test_a_front_that_dies_while_models_load_is_replaced(tmp_path: Path, orders: Orders) -> None:
     orders.shut()
-    port = free_port()
+    port = unlikely_port()
     flags = ("--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0")
     with OperatedServer(config(tmp_path, model("m", orders, "load_slowly")), *flags).until_ended() as server:
         server.addresses["HTTP"] = f"localhost:{port}"
@@ -151,10 +151,3 @@ def test_a_front_ignores_the_signals_that_are_meant_for_the_supervisor(
         os.kill(front, signal.SIGINT)
         assert server.infer("m", 1.0).output("y") == [2.0]
         assert server.front == front
-
-
-def free_port() -> int:
-    """A port that nobody has at this moment."""
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return int(one.getsockname()[1])

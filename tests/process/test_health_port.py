@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import statistics
 import threading
 import time
@@ -19,6 +18,7 @@ import grpc
 import pytest
 from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
 from processes import measured, wait_until
+from serving import unlikely_port
 from tls import Authority
 
 HEALTH = "/grpc.health.v1.Health/"
@@ -44,12 +44,6 @@ def check(channel: Any, service: str) -> Any:
 def watch(channel: Any, service: str) -> Iterator[bytes]:
     changes: Iterator[bytes] = channel.unary_stream(HEALTH + "Watch")(request(service), timeout=60)
     return changes
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_it_asks_nobody_for_a_certificate_or_a_token(tmp_path: Path, orders: Orders) -> None:
@@ -129,7 +123,7 @@ def keep_busy(server: OperatedServer, ended: threading.Event) -> int:
 
 
 def test_it_follows_the_life_of_a_server(tmp_path: Path, orders: Orders) -> None:
-    port = free_port()
+    port = unlikely_port()
     address = f"127.0.0.1:{port}"
     settings = {"health_port": port, "host": "127.0.0.1", "lame_duck_s": 0.2}
     orders.shut()

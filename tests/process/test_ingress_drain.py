@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ask, status
+from commands import ask, ingress_pids, ingress_rows
 from http2_peer import NO_ERROR
 from http2_wire import Wire
 from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
@@ -30,7 +30,7 @@ def drain(server: OperatedServer, **arguments: Any) -> Any:
 
 
 def n_connections(server: OperatedServer) -> list[int]:
-    return [row["connections"] for row in status(server.addresses["HTTP"])["server"]["doors"]]
+    return [row["connections"] for row in ingress_rows(server)]
 
 
 def test_clients_of_every_process_are_notified_and_new_ones_are_not(tmp_path: Path, orders: Orders) -> None:
@@ -62,7 +62,7 @@ def test_clients_of_every_process_are_notified_and_new_ones_are_not(tmp_path: Pa
 @pytest.mark.thorough  # the process has five seconds
 def test_a_hung_ingress_process_does_not_delay_the_end(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders).until_killed() as server:
-        (hung, _) = [row["pid"] for row in status(server.addresses["HTTP"])["server"]["doors"]]
+        (hung, _) = ingress_pids(server)
         with server.client() as client:
             assert client.get("/v2/health/ready").status == 200
             os.kill(hung, signal.SIGSTOP)
@@ -75,8 +75,8 @@ def test_an_ingress_process_that_dies_while_drained_is_replaced_by_a_drained_one
 ) -> None:
     with operated(tmp_path, orders).until_ended() as server:
         assert drain(server).code == ""
-        for row in status(server.addresses["HTTP"])["server"]["doors"]:
-            os.kill(row["pid"], signal.SIGKILL)
+        for pid in ingress_pids(server):
+            os.kill(pid, signal.SIGKILL)
         assert server.status("/v2/health/ready") == 400
         assert server.infer("m", 3.0).output("y") == [6.0]
         assert drain(server, undo=True).text == "in service again"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import http.client
 import os
 import signal
 import threading
@@ -19,9 +18,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from commands import ask, status
+from commands import ask, ingress_metric, ingress_pids, ingress_rows
 from operated import LARGE, TIMEOUT_S, Client, InBackground, OperatedServer, Orders, config, model
-from processes import children, cpu_s, descendants, measured, wait_ended, wait_until
+from processes import children, cpu_s, descendants, measured, n_files, wait_ended, wait_until
 from steady_load import message
 from tritonclient.grpc import service_pb2 as pb
 
@@ -89,19 +88,6 @@ def no_front(server: OperatedServer) -> Iterator[None]:
     finally:
         over.set()
         killer.result()
-
-
-def ingress_pids(server: OperatedServer) -> list[int]:
-    return [row["pid"] for row in status(server.addresses["HTTP"])["server"]["doors"]]
-
-
-def ingress_metric(server: OperatedServer, name: str) -> list[float]:
-    with contextlib.closing(
-        http.client.HTTPConnection(server.addresses["metrics"], timeout=TIMEOUT_S)
-    ) as one:
-        one.request("GET", "/metrics")
-        lines = one.getresponse().read().decode().splitlines()
-    return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"gpuserve_door_{name}{{")]
 
 
 @contextlib.contextmanager
@@ -249,15 +235,11 @@ def test_an_ingress_process_that_dies_without_a_front_is_replaced_when_one_is_th
         os.kill(first, signal.SIGKILL)
         assert wait_ended([first], TIMEOUT_S) == []
     wait_until(lambda: server.status("/v2/health/ready") == 200, "it is ready")
-    wait_until(lambda: all(row["state"] == "UP" for row in rows_of(server)), "both are up")
+    wait_until(lambda: all(row["state"] == "UP" for row in ingress_rows(server)), "both are up")
     now = ingress_pids(server)
     assert first not in now
     assert second in now
     assert ingress_metric(server, "restarts_total") == [1, 0]
-
-
-def rows_of(server: OperatedServer) -> list[dict[str, Any]]:
-    return list(status(server.addresses["HTTP"])["server"]["doors"])
 
 
 @pytest.mark.thorough
@@ -311,7 +293,7 @@ def test_an_ingress_process_that_hangs_does_not_hold_up_the_next_front(server: O
         assert server.infer("m", 1.0).output("y") == [2.0]
     finally:
         os.kill(hanging, signal.SIGCONT)
-    wait_until(lambda: all(row["state"] == "UP" for row in rows_of(server)), "both are up")
+    wait_until(lambda: all(row["state"] == "UP" for row in ingress_rows(server)), "both are up")
     assert hanging in ingress_pids(server)
 
 
@@ -403,10 +385,6 @@ def both_ways(client: Client, value: float) -> np.ndarray[Any, Any] | None:
         return None
     assert response.status == 200, body
     return np.frombuffer(body[int(response.getheader("Inference-Header-Content-Length", "0")) :], np.float32)
-
-
-def n_files(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def rss_nbytes(pid: int) -> int:

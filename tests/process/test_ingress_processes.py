@@ -19,10 +19,10 @@ from typing import Any
 
 import grpc
 import pytest
-from commands import status
+from commands import ingress_metric, ingress_pids, ingress_rows
 from exploring import variants
 from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
-from processes import children, command_line, measured, wait_ended, wait_until
+from processes import children, command_line, measured, n_files, wait_ended, wait_until
 from steady_load import message
 
 from gpuserve.front.ingress.monitored_ingress import HUNG_S, SILENT_S
@@ -46,33 +46,17 @@ def operated(tmp_path: Path, orders: Orders, **settings: Any) -> OperatedServer:
     return OperatedServer(config(tmp_path, model("m", orders), **settings))
 
 
-def ingress_pids(server: OperatedServer) -> list[int]:
-    """Return the pids of the ingress processes in the order of their numbers; empty unless all are up."""
-    found = [row["pid"] for row in rows_of(server) if row["state"] == "UP"]
+def all_ingress_pids(server: OperatedServer) -> list[int]:
+    """The pids of the ingress processes; empty unless all are up."""
+    found = ingress_pids(server)
     return found if len(found) == N_INGRESS else []
 
 
 def spares_of(server: OperatedServer) -> list[int]:
     """Return the pids of the spare processes."""
-    ingress = [row["pid"] for row in rows_of(server)]
+    ingress = [row["pid"] for row in ingress_rows(server)]
     found = [pid for pid in children(server.pid) if "gpuserve.front.ingress" in command_line(pid)]
     return [pid for pid in found if pid not in ingress]
-
-
-def metrics(server: OperatedServer) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection(server.addresses["metrics"], timeout=TIMEOUT_S)
-
-
-def ingress_metric(server: OperatedServer, name: str) -> list[float]:
-    """Return a metric of each ingress process from the metrics port, which the front serves."""
-    with contextlib.closing(metrics(server)) as connection:
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
-    return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"gpuserve_door_{name}{{")]
-
-
-def n_files(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 @contextlib.contextmanager
@@ -103,14 +87,14 @@ def get(connection: http.client.HTTPConnection, path: str = "/v2/health/ready") 
 
 def test_connections_are_balanced_and_counted(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders).until_ended() as server:
-        assert len(ingress_pids(server)) == N_INGRESS
+        assert len(all_ingress_pids(server)) == N_INGRESS
         with connected(server, 10):
             assert ingress_metric(server, "connections") == [5, 5]
             wait_until(lambda: sum(ingress_metric(server, "requests_total")) >= 10, "requests are counted")
             assert all(cpu_s > 0 for cpu_s in ingress_metric(server, "cpu_seconds_total"))
-            rows = status(server.addresses["HTTP"])["server"]["doors"]
+            rows = ingress_rows(server)
             assert [row["connections"] for row in rows] == [5, 5]
-            assert [row["pid"] for row in rows] == ingress_pids(server)
+            assert [row["pid"] for row in rows] == all_ingress_pids(server)
         wait_until(lambda: ingress_metric(server, "connections") == [0, 0], "they have left")
         assert server.infer("m", 3.0).output("y") == [6.0]
         with grpc.insecure_channel(server.addresses["gRPC"]) as channel:
@@ -120,14 +104,14 @@ def test_connections_are_balanced_and_counted(tmp_path: Path, orders: Orders) ->
 def test_a_killed_process_loses_its_connections_and_nothing_else(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders).until_ended() as server:
         with connected(server, 8) as kept:
-            victim = ingress_pids(server)[0]
+            victim = all_ingress_pids(server)[0]
             os.kill(victim, signal.SIGKILL)
             # No connection is lost that is made before the front notices.
             assert [server.status("/v2/health/ready") for _ in range(8)] == [200] * 8
             assert sorted(get(one) for one in kept) == [0] * 4 + [200] * 4
         server.wait_log("it is started again at once")
         server.wait_log("is up again")
-        assert victim not in ingress_pids(server)
+        assert victim not in all_ingress_pids(server)
         assert sum(ingress_metric(server, "restarts_total")) == 1
         (line,) = [one["msg"] for one in server.messages() if "it is started again" in one["msg"]]
         assert "ended (signal SIGKILL, with 4 connections)" in line
@@ -141,11 +125,11 @@ def test_a_spare_replaces_a_process_that_dies(tmp_path: Path, orders: Orders) ->
         os.kill(first[0], signal.SIGKILL)  # an unused spare is replaced
         wait_until(lambda: spares_of(server) not in ([], first), "another waits")
         (waiting,) = spares_of(server)
-        victim = ingress_pids(server)[1]
+        victim = all_ingress_pids(server)[1]
         os.kill(victim, signal.SIGKILL)
-        took_s = wait_until(lambda: waiting in ingress_pids(server), "the spare serves")
+        took_s = wait_until(lambda: waiting in all_ingress_pids(server), "the spare serves")
         measured(f"the spare serves after {took_s:.3f} s")
-        assert victim not in ingress_pids(server)
+        assert victim not in all_ingress_pids(server)
         assert server.infer("m", 3.0).output("y") == [6.0]
         wait_until(lambda: spares_of(server), "the next one waits")
 
@@ -153,7 +137,7 @@ def test_a_spare_replaces_a_process_that_dies(tmp_path: Path, orders: Orders) ->
 @pytest.mark.thorough
 def test_a_hung_process_is_replaced(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders).until_ended() as server:
-        hanging = ingress_pids(server)[0]
+        hanging = all_ingress_pids(server)[0]
         os.kill(hanging, signal.SIGSTOP)
         wait_until(lambda: are_up(server, hanging), "it is replaced", timeout_s=HUNG_S + TIMEOUT_S)
         server.wait_log("no heartbeat for 30 s")
@@ -177,7 +161,7 @@ def test_a_process_that_does_not_handle_signals_yet_survives_the_request_for_its
 @pytest.mark.thorough
 def test_a_connection_waits_while_no_process_is_up(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders).until_ended() as server:
-        for pid in ingress_pids(server):
+        for pid in all_ingress_pids(server):
             os.kill(pid, signal.SIGKILL)
         assert [server.status("/v2/health/ready") for _ in range(4)] == [200] * 4
 
@@ -185,7 +169,7 @@ def test_a_connection_waits_while_no_process_is_up(tmp_path: Path, orders: Order
 @pytest.mark.thorough
 def test_a_stopped_process_gets_no_connections(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders).until_ended() as server:
-        stopped = ingress_pids(server)[0]
+        stopped = all_ingress_pids(server)[0]
         os.kill(stopped, signal.SIGSTOP)
         threading.Event().wait(SILENT_S + 0.5)  # the time itself is tested
         assert [server.status("/v2/health/ready") for _ in range(8)] == [200] * 8
@@ -197,7 +181,7 @@ def test_unaccepted_connections_of_a_stopped_process_go_to_another_when_it_is_ki
     tmp_path: Path, orders: Orders
 ) -> None:
     with operated(tmp_path, orders).until_ended() as server:
-        stopped = ingress_pids(server)[0]
+        stopped = all_ingress_pids(server)[0]
         os.kill(stopped, signal.SIGSTOP)
         asked = [InBackground(server.status, "/v2/health/ready") for _ in range(6)]
         # At once: of successive connections the process would get only the first, which is never closed.
@@ -212,10 +196,8 @@ def test_ingress_processes_end_with_the_server(
     tmp_path: Path, orders: Orders, number: signal.Signals
 ) -> None:
     with operated(tmp_path, orders).until_killed() as server:
-        ingress = ingress_pids(server)
-        orders.shut()
-        asked = InBackground(server.infer, "m", 1.0)
-        orders.wait_calls(1)
+        ingress = all_ingress_pids(server)
+        asked = orders.hold(server)
         server.process.send_signal(number)
         wait_until(lambda: server.status("/v2/health/ready") != 200, "it ends")
         orders.open()
@@ -236,7 +218,7 @@ def test_a_server_ends_when_its_ingress_processes_have_ended(tmp_path: Path, ord
 def test_no_process_survives_a_killed_supervisor(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders).until_killed() as server:
         wait_until(lambda: spares_of(server), "one waits")
-        ingress = [*ingress_pids(server), *spares_of(server)]
+        ingress = [*all_ingress_pids(server), *spares_of(server)]
         os.kill(server.pid, signal.SIGKILL)
         assert wait_ended(ingress, TIMEOUT_S) == []
 
@@ -258,7 +240,7 @@ def test_limits_of_connections_are_those_of_the_server(tmp_path: Path, orders: O
                 assert [is_taken(one) for one in more] == [True, True, False]
             kept.pop().close()
             wait_until(lambda: server.status("/v2/health/ready") == 200, "there is a place again")
-        for pid in ingress_pids(server):
+        for pid in all_ingress_pids(server):
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: server.status("/v2/health/ready") == 200, "its places are free")
 
@@ -331,7 +313,7 @@ def kill_under_load(server: OperatedServer, times: int, n_clients: int) -> None:
     wait_until(lambda: spares_of(server), "one waits")
     before, back_s = n_files(server.front), []
     for _ in range(times):
-        for victim in ingress_pids(server):
+        for victim in all_ingress_pids(server):
             load.wait_more(50)
             os.kill(victim, signal.SIGKILL)
             back_s.append(wait_until(lambda victim=victim: are_up(server, victim), "another is up"))
@@ -352,12 +334,8 @@ def kill_under_load(server: OperatedServer, times: int, n_clients: int) -> None:
 
 def are_up(server: OperatedServer, victim: int) -> bool:
     """Return whether all processes are up and none of them is ``victim``."""
-    rows = rows_of(server)
+    rows = ingress_rows(server)
     return all(row["state"] == "UP" and row["pid"] != victim for row in rows)
-
-
-def rows_of(server: OperatedServer) -> list[dict[str, Any]]:
-    return list(status(server.addresses["HTTP"])["server"]["doors"])
 
 
 @pytest.mark.thorough

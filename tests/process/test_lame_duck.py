@@ -21,7 +21,7 @@ import tritonclient.http
 from exploring import variants
 from http2_peer import NO_ERROR, data
 from http2_wire import Wire
-from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
+from operated import TIMEOUT_S, OperatedServer, Orders, config, model
 from processes import measured, wait_until
 from serving import FREE_PORTS, GPUSERVE
 from steady_load import SteadyLoad, message
@@ -149,9 +149,7 @@ def test_it_serves_on_while_it_is_not_ready(tmp_path: Path, orders: Orders) -> N
 @pytest.mark.thorough
 def test_what_comes_late_is_told_to_try_again(tmp_path: Path, orders: Orders) -> None:
     with leaving(tmp_path, orders).until_killed() as server:
-        orders.shut()
-        asked = InBackground(server.infer, "m", 1.0)
-        orders.wait_calls(1)
+        asked = orders.hold(server)
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.status("/v2/health/ready") == 400, "not ready")
         client = http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S)

@@ -101,9 +101,7 @@ def test_drained_and_undone_again_and_again_under_load(tmp_path: Path, orders: O
 
 def test_it_waits_for_what_runs(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders).until_killed() as server:
-        orders.shut()
-        asked = InBackground(server.infer, "m", 1.0)
-        orders.wait_calls(1)
+        asked = orders.hold(server)
         late = drain(server, timeout_s=0.1)
         assert (late.code, late.result) == ("DEADLINE_EXCEEDED", {"unfinished": 1})
         assert late.text == "1 request is not finished within 0.1 s; the server stays out of service"
@@ -237,9 +235,7 @@ def test_a_front_that_dies_while_the_server_is_drained(tmp_path: Path, orders: O
 @pytest.mark.thorough
 def test_a_front_that_dies_while_it_drains(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders).until_killed() as server:
-        orders.shut()
-        asked = InBackground(server.infer, "m", 1.0)
-        orders.wait_calls(1)
+        asked = orders.hold(server)
         drained = InBackground(drain, server)
         wait_until(lambda: health(server) == NOT_READY, "not ready")
         os.kill(server.front, signal.SIGKILL)
@@ -253,9 +249,7 @@ def test_a_front_that_dies_while_it_drains(tmp_path: Path, orders: Orders) -> No
 def test_a_drained_server_ends_as_ever(tmp_path: Path, orders: Orders, number: signal.Signals) -> None:
     with operated(tmp_path, orders).until_killed() as server:
         assert drain(server).code == ""
-        orders.shut()
-        asked = InBackground(server.infer, "m", 1.0)
-        orders.wait_calls(1)
+        asked = orders.hold(server)
         server.process.send_signal(number)
         wait_until(lambda: state(server) in {"DRAINING", "STOPPING"}, "it ends")
         orders.open()

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from client_server import free_port
 from commands import ask, row, status
 from exploring import variants
 from operated import InBackground, OperatedServer, Orders, config, model
 from processes import cpu_s, wait_until
-from serving import GPUSERVE
+from serving import GPUSERVE, unlikely_port
 
 from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.core.errors import ControlError
@@ -205,7 +204,7 @@ def test_a_server_that_ends_lets_its_clients_go(tmp_path: Path) -> None:
 
 def test_a_name_that_somebody_else_has_is_no_end_of_the_server(tmp_path: Path) -> None:
     orders = Orders(tmp_path / "orders")
-    port = free_port()
+    port = unlikely_port()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
         squatter.bind(ControlName(os.geteuid(), "127.0.0.1", port).encode())
         flags = ("--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0")
@@ -242,7 +241,7 @@ def _connect_until(until: float, name: bytes) -> None:
 
 @pytest.mark.parametrize("kind", variants("operators", "programs"))
 def test_a_name_that_somebody_else_has_ends_a_server_that_requires_it(tmp_path: Path, kind: str) -> None:
-    port = free_port()
+    port = unlikely_port()
     names = {
         "operators": ControlName(os.geteuid(), "127.0.0.1", port).encode(),
         "programs": attach_name(os.geteuid(), port),

@@ -17,7 +17,7 @@ import pytest
 from commands import status
 from leaks import own_name
 from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
-from serving import GPUSERVE
+from serving import GPUSERVE, unlikely_port
 
 import gpuserve
 from gpuserve import Server
@@ -60,12 +60,6 @@ def squatter(*names: bytes) -> Iterator[None]:
         process.stdin.close()
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def operated(path: Path, port: int, *flags: str) -> OperatedServer:
     """A server on this port that requires its control sockets."""
     file = config(path, model("m", Orders(path / "orders")), host="127.0.0.1")
@@ -80,7 +74,7 @@ def files(runtime: Path) -> set[str]:
 @pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_another_user_who_has_the_abstract_names_hinders_nobody(runtime: Path, tmp_path: Path) -> None:
-    port = free_port()
+    port = unlikely_port()
     names = (ControlName(os.geteuid(), "127.0.0.1", port).encode(), attach_name(os.geteuid(), port))
     with squatter(*names), operated(tmp_path, port).until_ended() as server:
         waiting = InBackground(Server.attach, f"localhost:{port}", timeout_s=TIMEOUT_S)
@@ -105,7 +99,7 @@ def test_another_user_who_has_the_abstract_names_hinders_nobody(runtime: Path, t
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_a_program_does_not_attach_to_another_user() -> None:
-    port = free_port()
+    port = unlikely_port()
     with (
         squatter(attach_name(os.geteuid(), port)),
         pytest.raises(AttachError, match=r"process \d+ listens there and belongs to user 65534"),
@@ -114,7 +108,7 @@ def test_a_program_does_not_attach_to_another_user() -> None:
 
 
 def test_a_server_that_cannot_start_leaves_no_file(runtime: Path, tmp_path: Path) -> None:
-    port = free_port()
+    port = unlikely_port()
     with contextlib.ExitStack() as opened:
         for address in attach_addresses(port, create=True):
             sock = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -129,7 +123,7 @@ def test_a_server_that_cannot_start_leaves_no_file(runtime: Path, tmp_path: Path
 
 @pytest.mark.thorough
 def test_a_server_replaces_the_files_of_one_that_was_killed(runtime: Path, tmp_path: Path) -> None:
-    port = free_port()
+    port = unlikely_port()
     with operated(tmp_path, 0).until_ended() as other, operated(tmp_path, port) as killed:
         killed.wait_ready()
         os.kill(killed.pid, signal.SIGKILL)

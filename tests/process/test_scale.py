@@ -288,9 +288,7 @@ def test_a_model_that_is_being_loaded_is_scaled_after_that(tmp_path: Path, order
 def test_what_is_told_of_the_numbers_is_of_what_serves(tmp_path: Path, orders: Orders) -> None:
     with started(tmp_path, model("m", orders)).until_ended() as server:
         well(scaled(server, m=3))
-        orders.shut()
-        asked = InBackground(server.infer, "m", 1.0)
-        orders.wait_calls(1)
+        asked = orders.hold(server)
         well(ask(server.addresses["HTTP"], "reload", model="m"))
         # The three of before still have something to finish.
         assert well(scaled(server, m=2)) == {"models": {"m": {"before": 1, "after": 2}}}
