@@ -5,17 +5,23 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc
 from bound import FLOATS, FLOATS_IN_AND_OUT, InBackground, Refused, ask, free_server, infer, status
+from leaks import own_name
 from processes import children, command_line, wait_until
+from tritonclient.utils import InferenceServerException
 
-from gpuserve import ModelConfig, Request, Server, Tensor
+from gpuserve import ModelCallError, ModelConfig, Request, Server, Tensor, current_model
 from gpuserve.core.errors import BindError, StartupError
 from gpuserve.decorators import batch
 from gpuserve.supervisor.workers import worker_monitor
@@ -208,3 +214,123 @@ def test_the_callables_exception_is_the_clients(server: Server) -> None:
     with pytest.raises(Refused, match="modulo by zero") as refused:
         ask(server, "m", 1.0)
     assert refused.value.status == 500
+
+
+# ---- callables in threads that ask each other ----------------------------------------------------
+
+
+@batch
+def doubled(INPUT_1: Any) -> Any:
+    return {"OUTPUT_1": INPUT_1 * 2}
+
+
+def asks(requests: list[Request]) -> Any:
+    model = current_model()
+    answers = [model.infer("doubled", {"INPUT_1": one["INPUT_1"]}) for one in requests]
+    return [{"OUTPUT_1": one["OUTPUT_1"] + 1} for one in answers]
+
+
+def asks_itself(requests: list[Request]) -> Any:
+    try:
+        return [current_model().infer("asks_itself", one.data) for one in requests]
+    except ModelCallError as error:
+        raise ValueError(f"it was told: {error.code.value}") from None
+
+
+@pytest.fixture
+def asking_server() -> Iterator[Server]:
+    with free_server() as made:
+        for callable_ in (doubled, asks, asks_itself):
+            made.bind(callable_.__name__, callable_, **FLOATS_IN_AND_OUT, isolation="thread")
+        made.bind("process", asks, **FLOATS_IN_AND_OUT)
+        made.run()
+        yield made
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("model", ["asks", "process"])
+def test_threads_and_processes_ask_threads(asking_server: Server, model: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda n: ask(asking_server, model, n), range(40)))
+    assert answers == [[2 * n + 1] for n in range(40)]
+    large = np.full((1, LARGE), 3, np.float32)
+    assert (infer(asking_server, model, INPUT_1=large)["OUTPUT_1"] == 7).all()
+
+
+def test_a_thread_that_asks_itself_is_refused(asking_server: Server) -> None:
+    with pytest.raises(Refused, match="it was told: UNAVAILABLE"):
+        ask(asking_server, "asks_itself", 1)
+
+
+def test_memory_that_shrinks_ends_nothing(asking_server: Server) -> None:
+    file = Path("/dev/shm") / own_name()
+    x = np.arange(LARGE, dtype=np.float32).reshape(1, -1)
+    file.write_bytes(x.tobytes())
+    address = asking_server.addresses["grpc"].rpartition("/")[2]
+    try:
+        with tritonclient.grpc.InferenceServerClient(address) as client:
+            client.register_system_shared_memory("r", f"/{file.name}", x.nbytes)
+            tensor = tritonclient.grpc.InferInput("INPUT_1", x.shape, "FP32")
+            tensor.set_shared_memory("r", x.nbytes)
+            assert (client.infer("doubled", [tensor]).as_numpy("OUTPUT_1") == 2 * x).all()
+            os.truncate(file, 4096)
+            with pytest.raises(InferenceServerException, match="has shrunk since it was registered"):
+                client.infer("doubled", [tensor])
+            client.unregister_system_shared_memory()
+    finally:
+        file.unlink()
+    assert ask(asking_server, "doubled", 2) == [4]
+
+
+# ---- what goes wrong in a bound callable ---------------------------------------------------------
+
+
+#: A program whose callable raises; what its client sees is printed, its log goes to stderr.
+PROGRAM = """
+import logging, sys
+from bound import FLOATS_IN_AND_OUT, Refused, ask, free_server
+
+def lookup(requests):
+    raise OSError(2, "No such weights", "/secret/place/weights.bin")
+
+def infer_func(requests):
+    return lookup(requests)
+
+{setup}
+with free_server() as server:
+    server.bind("failing", infer_func, **FLOATS_IN_AND_OUT, isolation="{isolation}")
+    server.run()
+    for _ in range(2):
+        try:
+            ask(server, "failing", 1.0)
+        except Refused as refused:
+            print(refused.status, refused.text)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+@pytest.mark.parametrize(
+    "setup", ["", "logging.basicConfig(level=logging.INFO)"], ids=["no logging", "basicConfig"]
+)
+def test_the_client_gets_the_message_and_the_log_the_traceback(
+    tmp_path: Path, isolation: str, setup: str
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(setup=setup, isolation=isolation))
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["500 [Errno 2] No such weights: 'weights.bin'"] * 2
+    assert done.stderr.count("Traceback (most recent call last)") == 2
+    assert "in lookup" in done.stderr
+    assert "/secret/place/weights.bin" in done.stderr
+    assert "the inference callable of model 'failing' raised FileNotFoundError" in done.stderr
+    assert ("INFO:gpuserve." in done.stderr) == bool(setup)

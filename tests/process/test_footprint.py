@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +15,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from operated import OperatedServer
-from processes import measured
+from processes import cpu_s, measured
 
 MODEL_FILE = """\
 from gpuserve.decorators import batch
@@ -87,3 +92,57 @@ def test_a_process_loads_only_what_it_uses(server: OperatedServer) -> None:
     assert mapped(server.process.pid, NOT_IN_SUPERVISOR) == []
     assert mapped(server.front, NOT_IN_FRONT) == []
     assert mapped(worker, NOT_IN_WORKER) == []
+
+
+# ---- forty models --------------------------------------------------------------------------------
+
+
+N_MODELS = 40
+#: A worker's CPU seconds are those of ``import numpy`` in a bare interpreter times this, at most. It was 1.12
+#: when this was written.
+MOST = 1.6
+DOUBLE = """\
+import numpy as np
+from gpuserve.decorators import batch
+
+
+@batch
+def double(x):
+    return {"y": np.multiply(x, 2)}
+"""
+
+
+def children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def bare_s() -> float:
+    """What ``import numpy`` takes without BLAS's threads, which a worker has sleep as well."""
+    environment = os.environ | {"OPENBLAS_THREAD_TIMEOUT": "20"}
+    before = children_cpu_s()
+    for _ in range(6):
+        subprocess.run([sys.executable, "-c", "import numpy"], env=environment, check=True)
+    return (children_cpu_s() - before) / 6
+
+
+@pytest.mark.thorough
+def test_forty_models_are_ready_and_answer_and_their_workers_cost_little_beside_numpy(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(DOUBLE)
+    tensors = {"inputs": [{"name": "x", "dtype": "float32", "shape": [1]}]}
+    tensors["outputs"] = [{"name": "y", "dtype": "float32", "shape": [1]}]
+    names = [f"m{number}" for number in range(N_MODELS)]
+    models = [{"name": one, "callable": "model.py:double", "max_batch_size": 8, **tensors} for one in names]
+    (tmp_path / "config.yaml").write_text(json.dumps({"models": models}))
+    before = bare_s()
+    with OperatedServer(tmp_path / "config.yaml").until_killed() as server:
+        spent_s = [cpu_s(pid) for pid in server.workers]
+        answers = [server.infer(name, float(number)).output("y") for number, name in enumerate(names)]
+    bare = (before + bare_s()) / 2
+    each_s = sum(spent_s) / len(spent_s)
+    measured(
+        f"a worker: {each_s:.3f} s of CPU, {each_s / bare:.2f} times that of import numpy ({bare:.3f} s)"
+    )
+    assert answers == [[2.0 * number] for number in range(N_MODELS)]
+    assert len(spent_s) == N_MODELS
+    assert each_s <= MOST * bare

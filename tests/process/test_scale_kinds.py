@@ -15,8 +15,8 @@ from commands import ask as operate
 from operated import MODELS, InBackground, OperatedServer, Orders, model
 from processes import wait_until
 from steady_load import SteadyLoad
-from test_front_sequences import MODEL as SUMS
-from test_front_sequences import ask
+from test_front_restart import SUMS
+from test_front_restart import ask_sums as ask
 from test_scale import count_of, on, scaled, started, well
 
 from gpuserve import ModelConfig
