@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 from collections.abc import Iterator
@@ -408,11 +407,3 @@ def descriptors() -> list[str]:
                 links = [os.readlink(one) for one in (process / "fd").iterdir()]
                 found += [one for one in links if one.startswith("/dev/shm/gpuserve-test-")]
     return sorted(found)
-
-
-def test_the_extensions_are_told(client: Any) -> None:
-    metadata = client.get_server_metadata()
-    told = metadata["extensions"] if isinstance(metadata, dict) else list(metadata.extensions)
-    wanted = ["classification", "system_shared_memory", "cuda_shared_memory", "binary_tensor_data"]
-    assert [one for one in told if one in wanted] == wanted
-    assert json.dumps(told)

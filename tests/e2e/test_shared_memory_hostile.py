@@ -7,15 +7,13 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from config_file import tensor as declared
-from config_file import write_config
+from config_file import model, models, tensor, write_config
 from leaks import own_name
 from operated import OperatedServer, Orders
 from operated import model as mortal
@@ -29,14 +27,6 @@ SMALL = np.arange(4, dtype=np.float32).reshape(1, 4)
 #: Requests of each test that are sent while somebody changes the memory.
 REQUESTS = 600
 ROUND = 50
-MODELS = Path(__file__).resolve().parents[1] / "models" / "v2_models.py"
-
-
-def echo(name: str, datatype: str, **more: Any) -> dict[str, Any]:
-    inputs, outputs = [declared("x", datatype, -1)], [declared("y", datatype, -1)]
-    callable_ = f"{MODELS}:echo"
-    base = {"name": name, "callable": callable_, "inputs": inputs, "outputs": outputs, "max_batch_size": 64}
-    return {**base, **more}
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +36,12 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Orders:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, orders: Orders) -> Iterator[OperatedServer]:
+    x, y = [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)]
     made = [
-        echo("echo", "FP32"),
-        echo("still", "FP32", read_only_inputs=True),
-        echo("words", "BYTES"),
-        *(echo(f"echo_{one}", one) for one in ("FP16", "BF16")),
+        model("echo", "echo", x, y, 64),
+        model("still", "echo", x, y, 64, read_only_inputs=True),
+        model("words", "echo", [tensor("x", "BYTES", -1)], [tensor("y", "BYTES", -1)], 64),
+        *models("echo_FP16", "echo_BF16"),
         mortal("mortal", orders, "Writer", max_batch_size=1),
         mortal("still_mortal", orders, max_batch_size=1, read_only_inputs=True),
     ]

@@ -335,9 +335,3 @@ def test_log_settings_that_cannot_be(
     ):
         asked.update_log_settings(settings)
     assert raised.value.status() in statuses
-
-
-def test_the_server_says_what_it_does(traced: Traced, protocol: str) -> None:
-    with client(traced.addresses, protocol) as asked:
-        found = asked.get_server_metadata() if protocol == "http" else asked.get_server_metadata(as_json=True)
-    assert {"trace", "logging"} <= set(found["extensions"])

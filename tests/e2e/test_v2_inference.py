@@ -235,24 +235,6 @@ def test_outputs_come_in_the_order_asked_for(server: Addresses, protocol: str) -
     assert [one["name"] if protocol == "http" else one.name for one in listed] == ["y", "rows"]
 
 
-@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_compression_both_ways(server: Addresses, algorithm: str) -> None:
-    x = np.zeros((4, 10_000), np.float32)
-    over_grpc = infer(
-        server, "grpc", "echo_FP32", [tensor("grpc", "x", x, "FP32")], compression_algorithm=algorithm
-    )
-    over_http = infer(
-        server,
-        "http",
-        "echo_FP32",
-        [tensor("http", "x", x, "FP32")],
-        request_compression_algorithm=algorithm,
-        response_compression_algorithm=algorithm,
-    )
-    assert same(over_grpc.as_numpy("y"), x)
-    assert same(over_http.as_numpy("y"), x)
-
-
 @pytest.mark.parametrize(("coding", "plain"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)])
 def test_an_answer_is_compressed_for_those_who_ask(server: Addresses, coding: str, plain: Any) -> None:
     sent = {"name": "x", "datatype": "FP32", "shape": [1, 10_000], "data": [0.0] * 10_000}
@@ -327,22 +309,6 @@ def test_a_hundred_at_once_over_http_are_merged_and_none_is_mixed_up(server: Add
             await client.close()
 
     assert max(asyncio.run(every())) > 1
-
-
-def test_asynchronous_clients(server: Addresses) -> None:
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-    async def both() -> list[Any]:
-        async with tritonclient.grpc.aio.InferenceServerClient(server.grpc) as over_grpc:
-            first = await over_grpc.infer("echo_FP32", [tensor("grpc", "x", x, "FP32")])
-        over_http = tritonclient.http.aio.InferenceServerClient(server.http)
-        try:
-            second = await over_http.infer("echo_FP32", [tensor("http", "x", x, "FP32")])
-        finally:
-            await over_http.close()
-        return [first, second]
-
-    assert all(same(result.as_numpy("y"), x) for result in asyncio.run(both()))
 
 
 def test_a_model_version_is_checked(server: Addresses) -> None:

@@ -15,7 +15,15 @@ from serving import Addresses, answered
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from gpuserve import __version__
+
 SERVED = ("echo_FP32", "flat_FP32", "optional")
+#: In Triton's order.
+EXTENSIONS = [
+    *("classification", "sequence", "model_repository", "model_repository(unload_dependents)"),
+    *("schedule_policy", "model_configuration", "system_shared_memory", "cuda_shared_memory"),
+    *("binary_tensor_data", "parameters", "statistics", "trace", "logging"),
+]
 CLIENTS = {"grpc": tritonclient.grpc, "http": tritonclient.http}
 
 
@@ -37,7 +45,7 @@ def test_health_and_metadata(server: Addresses, protocol: str) -> None:
         assert asked.is_model_ready("echo_FP32", "1")
         assert not asked.is_model_ready("nope")
         found = asked.get_server_metadata() if protocol == "http" else asked.get_server_metadata(as_json=True)
-        assert (found["name"], bool(found["version"])) == ("gpuserve", True)
+        assert found == {"name": "gpuserve", "version": __version__, "extensions": EXTENSIONS}
 
 
 def test_the_models_have_a_list(server: Addresses) -> None:
@@ -126,35 +134,6 @@ def test_the_repository_index(server: Addresses) -> None:
         assert json.loads(answer.read()) == {"error": "Invalid value for 'ready': expected a boolean"}
 
 
-def health_request(service: str) -> bytes:
-    name = service.encode()
-    return b"\x0a" + bytes([len(name)]) + name if name else b""
-
-
-@pytest.mark.parametrize("service", ["", "liveness", "readiness", "startup", "model/echo_FP32"])
-def test_grpc_health(server: Addresses, service: str) -> None:
-    with grpc.insecure_channel(server.grpc) as channel:
-        check = channel.unary_unary("/grpc.health.v1.Health/Check", lambda raw: raw, lambda raw: raw)
-        watch = channel.unary_stream("/grpc.health.v1.Health/Watch", lambda raw: raw, lambda raw: raw)
-        assert check(health_request(service), timeout=5) == b"\x08\x01"
-        changes = watch(health_request(service), timeout=20)
-        assert next(iter(changes)) == b"\x08\x01"
-        assert changes.is_active()
-        changes.cancel()
-
-
-def test_grpc_health_of_an_unknown_service(server: Addresses) -> None:
-    with grpc.insecure_channel(server.grpc) as channel:
-        check = channel.unary_unary("/grpc.health.v1.Health/Check", lambda raw: raw, lambda raw: raw)
-        with pytest.raises(grpc.RpcError) as raised:
-            check(health_request("nope"), timeout=5)
-        assert raised.value.code() == grpc.StatusCode.NOT_FOUND
-        watch = channel.unary_stream("/grpc.health.v1.Health/Watch", lambda raw: raw, lambda raw: raw)
-        changes = watch(health_request("nope"), timeout=20)
-        assert next(iter(changes)) == b"\x08\x03"
-        changes.cancel()
-
-
 def test_the_metrics_page_parses_and_the_metrics_port_has_nothing_else(server: Addresses) -> None:
     address = server.metrics.removeprefix("http://").removesuffix("/metrics")
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as page:
@@ -183,10 +162,3 @@ def test_model_config(server: Addresses) -> None:
         found = asked.get_model_config("optional", "1").config
     assert (found.name, found.max_batch_size, found.input[1].optional) == ("optional", 8, True)
     assert found.instance_group[0].count == config["instance_group"][0]["count"] == 1
-
-
-@pytest.mark.parametrize("protocol", CLIENTS)
-def test_the_server_says_that_it_tells_configurations(server: Addresses, protocol: str) -> None:
-    with client(server, protocol) as asked:
-        found = asked.get_server_metadata() if protocol == "http" else asked.get_server_metadata(as_json=True)
-    assert "model_configuration" in found["extensions"]

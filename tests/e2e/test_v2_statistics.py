@@ -322,13 +322,7 @@ def test_what_does_not_exist(server: Addresses, protocol: str, of: tuple[str, ..
     assert failed.value.status() == {"grpc": "StatusCode.INVALID_ARGUMENT", "http": "400"}[protocol]
 
 
-def test_the_extension_is_told_and_the_machine_is_on_the_page(server: Addresses) -> None:
-    for protocol in CLIENTS:
-        with client(server, protocol) as asked:
-            found = asked.get_server_metadata()
-            extensions = list(found["extensions"] if protocol == "http" else found.extensions)
-        assert "statistics" in extensions
-        assert extensions.index("parameters") < extensions.index("statistics")
+def test_the_machine_is_on_the_page(server: Addresses) -> None:
     machine = samples(server, "nv_cpu_")
     assert 0 <= machine["nv_cpu_utilization"] <= 1
     assert 0 < machine["nv_cpu_memory_used_bytes"] < machine["nv_cpu_memory_total_bytes"]
