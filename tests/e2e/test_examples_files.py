@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from optional_packages import needs
 from serving import GPUSERVE, JSON_LOG, serving
 from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client, serve
-from test_examples_calls import curl, printed
+from test_examples_calls import printed
 
 pytestmark = pytest.mark.thorough
 
@@ -75,27 +74,3 @@ MODELS = str(EXAMPLES / "triton_repository" / "models")
 def test_the_client_prints_what_the_readme_says() -> None:
     with serving(GPUSERVE, "serve", MODELS, *JSON_LOG) as server:
         assert run_client("triton_repository", server) == printed("triton_repository")
-
-
-def test_the_repository_is_right() -> None:
-    done = subprocess.run(
-        [GPUSERVE, "check", MODELS], capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-# ---- sequences -----------------------------------------------------------------------------------
-
-
-def test_the_client_of_sequences_prints_what_the_readme_says() -> None:
-    with serving(*serve("sequences")) as server:
-        assert run_client("sequences", server) == printed("sequences")
-        answer = json.loads(curl("sequences", server))
-    outputs = {one["name"]: one["data"] for one in answer["outputs"]}
-    assert outputs == {"mean": [20.5], "count": [1]}
-
-
-def test_the_config_is_right() -> None:
-    command = [GPUSERVE, "check", str(EXAMPLES / "sequences" / "config.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stderr

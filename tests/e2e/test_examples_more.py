@@ -1,4 +1,4 @@
-"""The examples of inputs that a request may leave out, and of requests that differ from each other."""
+"""The examples of requests that are grouped by hand, and of whole programs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
 import pytest
 from client_server import free_port
 from exploring import variants
 from processes import wait_until
 from serving import GPUSERVE, Addresses, serving
-from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, post, run_client, serve
+from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client, serve
 from test_examples_calls import printed, program
 from tritonclient.grpc import InferenceServerClient
 
@@ -34,62 +32,6 @@ teal = {"name": np.array([[b"teal"]], object), "count": count}
 answers = nearest([grey, teal, grey])
 print(json.dumps([[name.decode() for name in answer["names"][0]] for answer in answers]))
 """
-
-
-@pytest.mark.parametrize("example", ["optional_inputs", "grouping"])
-def test_the_client_prints_what_the_readme_says(example: str) -> None:
-    with serving(*serve(example)) as server:
-        assert run_client(example, server) == printed(example)
-
-
-@pytest.mark.parametrize("example", ["optional_inputs", "grouping"])
-def test_the_config_is_right(example: str) -> None:
-    command = [GPUSERVE, "check", str(EXAMPLES / example / "config.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def tensor(name: str, datatype: str, rows: list[list[Any]]) -> dict[str, Any]:
-    return {"name": name, "datatype": datatype, "shape": list(np.shape(rows)), "data": rows}
-
-
-@pytest.mark.thorough
-def test_images_of_one_request_may_want_different_numbers() -> None:
-    inputs = [
-        tensor("image", "UINT8", [[[0, 100, 200]], [[0, 100, 200]]]),
-        tensor("cut_percent", "FP32", [[0], [0]]),
-        tensor("gamma", "FP32", [[1], [2]]),
-    ]
-    with serving(*serve("optional_inputs")) as server:
-        url = f"http://{server.http}/v2/models/contrast/infer"
-        (image,) = post(url, json.dumps({"inputs": inputs}))["outputs"]
-    assert image["data"] == [0, 128, 255, 0, 64, 255]
-
-
-@pytest.mark.thorough
-def test_a_cut_of_any_size_is_an_image_and_no_error() -> None:
-    inputs = [
-        tensor("image", "UINT8", [[[0, 100, 200]]] * 3),
-        tensor("cut_percent", "FP32", [[-5], [200], [0]]),
-    ]
-    with serving(*serve("optional_inputs")) as server:
-        url = f"http://{server.http}/v2/models/contrast/infer"
-        (image,) = post(url, json.dumps({"inputs": inputs}))["outputs"]
-    assert image["data"] == [0, 128, 255, 0, 0, 255, 0, 128, 255]
-
-
-@pytest.mark.thorough
-def test_rows_of_one_request_may_want_different_counts() -> None:
-    inputs = [
-        tensor("name", "BYTES", [["pink"], ["navy"], ["pink"]]),
-        tensor("count", "INT32", [[1], [2], [0]]),
-    ]
-    with serving(*serve("grouping")) as server:
-        url = f"http://{server.http}/v2/models/nearest_colours/infer"
-        answer = post(url, json.dumps({"inputs": inputs, "outputs": [{"name": "names"}]}))
-    (names,) = answer["outputs"]
-    assert names["shape"] == [3, 2]
-    assert names["data"] == ["pink", "", "navy", "blue", "", ""]
 
 
 def test_requests_with_other_inputs_are_grouped_by_hand() -> None:

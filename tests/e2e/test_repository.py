@@ -121,9 +121,14 @@ def test_a_version_that_is_no_number(repository: tuple[Path, Addresses], version
     assert code == "INVALID_ARGUMENT"
     assert text.startswith("failed to get model version from specified version string '")
     assert text.endswith("' (details: stol), version should be an integral value > 0 for model 'two'")
-    assert refusal(client.infer, "two", "-2") == (
+
+
+@pytest.mark.parametrize("version", ["-2", "0"])
+def test_a_version_below_1(repository: tuple[Path, Addresses], version: str) -> None:
+    assert refusal(Client("grpc", repository[1].grpc).infer, "two", version) == (
         "INVALID_ARGUMENT",
-        "invalid model version specified '-2' , version should be an integral value > 0 for model 'two'",
+        f"invalid model version specified '{version}' , version should be an integral value > 0 "
+        "for model 'two'",
     )
 
 
