@@ -45,7 +45,7 @@ from gpuserve.front.observability.gpu_health.gpu_states import LostGpu
 from gpuserve.front.observability.metrics.change_detection import AnomalyDetector
 from gpuserve.front.observability.metrics.rates import RateMeter
 from gpuserve.front.observability.time_slices import iterate_in_slices
-from gpuserve.front.process.generations import Generations, ModelParts
+from gpuserve.front.process.generations import POLL_S, Generations, ModelParts, wait_until
 from gpuserve.front.process.listeners import FrontListeners, Spawn
 from gpuserve.front.process_setup import on_callback_error
 from gpuserve.front.service.control import NotifySupervisor
@@ -249,8 +249,7 @@ ADJUSTED_HERE: Final[dict[str, _Adjust]] = {
 #: Time for clients to learn that their connections accept no more requests. HTTP/1 clients learn it with
 #: their next answer, HTTP/2 clients at once.
 NOTICE_S: Final = 1.0
-#: Poll periods while requests finish, at the end and on an operator's request.
-_FINISHING_POLL_S: Final = 0.005
+#: Poll period while requests finish on an operator's request.
 _QUIESCING_POLL_S: Final = 0.02
 #: No request may arrive for this long: between two requests there is a moment without any.
 QUIET_S: Final = 0.5
@@ -291,13 +290,13 @@ class Draining:
         if message.notice:
             notice_end = min(deadline, time.monotonic() + NOTICE_S)
             self._front_listeners.announce()
-            await _wait_until(lambda: not self._front_listeners.n_unaware, notice_end)
+            await wait_until(lambda: not self._front_listeners.n_unaware, notice_end)
         self._health.drain()
         self._front_listeners.announce()
-        await _wait_until(lambda: not self._generations.unfinished(), deadline)
+        await wait_until(lambda: not self._generations.unfinished(), deadline)
         unfinished = self._generations.unfinished()
         # One more loop turn, so that the last answers are written.
-        await asyncio.sleep(_FINISHING_POLL_S)
+        await asyncio.sleep(POLL_S)
         self._notify_supervisor(messages.Drained(unfinished))
 
     # ---- on an operator's request -------------------------------------------------------------
@@ -331,11 +330,6 @@ class Draining:
                 self._notify_supervisor(messages.Quiesced(message.ticket, left, is_idle))
                 return
             await asyncio.sleep(_QUIESCING_POLL_S)
-
-
-async def _wait_until(done: Callable[[], bool], deadline: float) -> None:
-    while not done() and time.monotonic() < deadline:  # noqa: ASYNC110
-        await asyncio.sleep(_FINISHING_POLL_S)
 
 
 # ---- heartbeats ----------------------------------------------------------------------------------

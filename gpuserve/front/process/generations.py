@@ -43,8 +43,8 @@ from gpuserve_worker.protocol import datagram, wire
 
 logger = logging.getLogger(__name__)
 
-#: Poll period of retiring generations and instances.
-_POLL_S: Final = 0.005
+#: Poll period of retiring generations and instances, and of requests that finish.
+POLL_S: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Generations:
     async def _retire(self, generation: int, driver: Driver, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         await self._transfer_queue(driver)
-        await _wait_until(lambda: not driver.unfinished, deadline)
+        await wait_until(lambda: not driver.unfinished, deadline)
         unfinished = driver.unfinished
         if unfinished and driver.workers is not None:
             driver.workers.release_all()
@@ -273,12 +273,12 @@ class Generations:
             return link is not None and driver.workers.instances.up.get(instance) is link
 
         # While all other instances wait for the model itself, or restart, this one is needed.
-        await _wait_until(lambda: not is_up() or self._calls.can_spare(driver, instance), deadline)
+        await wait_until(lambda: not is_up() or self._calls.can_spare(driver, instance), deadline)
         if _was_replaced(driver, instance, link):
             return True
         driver.workers.retire_instance(instance)
         self._service.models.refresh(driver.spec.name)
-        await _wait_until(lambda: not is_up() or driver.workers.is_idle(instance), deadline)
+        await wait_until(lambda: not is_up() or driver.workers.is_idle(instance), deadline)
         if _was_replaced(driver, instance, link):
             return True
         idle = not is_up() or driver.workers.is_idle(instance)
@@ -364,9 +364,10 @@ def _was_replaced(driver: ModelDriver, instance: str, link: WorkerLink | None) -
     return driver.workers.instances.up.get(instance) not in (link, None)
 
 
-async def _wait_until(condition: Callable[[], bool], deadline: float) -> None:
+async def wait_until(condition: Callable[[], bool], deadline: float) -> None:
+    """Wait until the condition is true, or the deadline has passed."""
     while not condition() and time.monotonic() < deadline:  # noqa: ASYNC110
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(POLL_S)
 
 
 # ---- overdue calls -------------------------------------------------------------------------------
