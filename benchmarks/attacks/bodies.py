@@ -9,7 +9,7 @@ from itertools import count, cycle
 from typing import Final
 
 from benchmarks.attacks.attacked import OPENAI, OPENAI_ASKED, SMALL_ARENA
-from benchmarks.attacks.connections import Address, Attack, Calls, Victim, attack_on, crowd
+from benchmarks.attacks.connections import Address, Attack, Victim, ask_on, attack_on
 from benchmarks.attacks.limits import Case
 from benchmarks.attacks.requests import (
     MIB,
@@ -70,19 +70,7 @@ def bombs_stream(victim: Victim) -> None:
 def _bombs(victim: Victim, method: str, n: int) -> None:
     start = message(_BOMB_NBYTES // 4, with_data=False) + b"\x3a\x80\x80\x80\x80\x04"
     body = framed(bomb(_BOMB_NBYTES, start), compressed=True) * n
-    _ask(victim, call_headers(method, _ZIPPED), (body,), 4)
-
-
-def _ask(victim: Victim, headers: bytes, bodies: tuple[bytes, ...], n: int) -> None:
-    def talk() -> None:
-        with Calls(victim.grpc, headers, bodies, victim.until_s) as calls:
-            for body in cycle(range(len(bodies))):
-                if victim.left_s <= 0:
-                    return
-                calls.begin(body)
-                calls.answer()
-
-    crowd(victim, n, talk)
+    ask_on(victim, call_headers(method, _ZIPPED), (body,), 4)
 
 
 def bombs_http(victim: Victim) -> None:
@@ -96,13 +84,13 @@ def bombs_http(victim: Victim) -> None:
 
 def typed_contents(victim: Victim) -> None:
     """Send messages of 30 MiB of integers, of empty strings and of floats, not as raw bytes."""
-    _ask(victim, call_headers(), tuple(map(framed, _typed())), 4)
+    ask_on(victim, call_headers(), tuple(map(framed, _typed())), 4)
 
 
 def typed_contents_gzip(victim: Victim) -> None:
     """Send the same in some 130 KB of gzip each."""
     bodies = tuple(framed(gzip.compress(one, 1), compressed=True) for one in _typed())
-    _ask(victim, call_headers(more=_ZIPPED), bodies, 4)
+    ask_on(victim, call_headers(more=_ZIPPED), bodies, 4)
 
 
 def _typed() -> tuple[bytes, ...]:
@@ -136,7 +124,7 @@ def late_bodies(victim: Victim) -> None:
 
 def large_bodies(victim: Victim) -> None:
     """Twelve requests of 100 MiB at once, all of them right, again and again."""
-    _ask(victim, call_headers(), (framed(message(_LARGE_NBYTES // 4)),), 12)
+    ask_on(victim, call_headers(), (framed(message(_LARGE_NBYTES // 4)),), 12)
 
 
 def json_numbers(victim: Victim) -> None:

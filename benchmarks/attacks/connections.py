@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import cycle
 from typing import Final
 
 from gpuserve.cli.bench import http2_client as http2
@@ -202,6 +203,20 @@ def attack_on(
             talk(attack)
 
     crowd(victim, n, one)
+
+
+def ask_on(victim: Victim, headers: bytes, bodies: tuple[bytes, ...], n: int) -> None:
+    """Make gRPC calls with these bodies in turn, one after the other on each of so many connections."""
+
+    def talk() -> None:
+        with Calls(victim.grpc, headers, bodies, victim.until_s) as calls:
+            for body in cycle(range(len(bodies))):
+                if victim.left_s <= 0:
+                    return
+                calls.begin(body)
+                calls.answer()
+
+    crowd(victim, n, talk)
 
 
 def crowd(victim: Victim, n: int, talk: Callable[[], None]) -> None:

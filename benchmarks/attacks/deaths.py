@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.attacks.attacked import FEW_DESCRIPTORS, MORTAL, PLAIN, PLAIN_ECHO, attacked
-from benchmarks.attacks.connections import TIMEOUT_S, Address, Calls, Victim, crowd
+from benchmarks.attacks.connections import TIMEOUT_S, Address, Victim, ask_on
 from benchmarks.attacks.limits import Case, Judgement
 from benchmarks.attacks.requests import MODEL, call_headers, framed, http_infer, message
 from benchmarks.models.attacked import POISON
@@ -163,15 +163,7 @@ _SOURCES: Final = 8
 
 def poison(victim: Victim) -> None:
     """Send requests that kill the worker of a model with one instance, again and again."""
-    body = framed(message(16, first=POISON))
-
-    def talk() -> None:
-        with Calls(victim.grpc, call_headers(), (body,), victim.until_s) as calls:
-            while victim.left_s > 0:
-                calls.begin()
-                calls.answer()
-
-    crowd(victim, 2, talk)
+    ask_on(victim, call_headers(), (framed(message(16, first=POISON)),), 2)
 
 
 def descriptors(victim: Victim) -> Iterator[Judgement]:
