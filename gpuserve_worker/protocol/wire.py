@@ -129,8 +129,8 @@ class Stop(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """Call ``sleep`` of the callable, whose batches have all ended, free what is not in use, and reply
-    ``Slept``. If ``sleep`` or ``wake`` raises, the process ends.
+    """Call ``sleep`` of the callable, whose batches have all ended, free unused memory, and reply ``Slept``.
+    If ``sleep`` or ``wake`` raises, the process ends.
     """
 
 

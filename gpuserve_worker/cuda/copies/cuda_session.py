@@ -588,7 +588,7 @@ def _sources(payload: Any) -> Iterable[tuple[int | None, Any]]:
 
 def runs(pieces: Iterable[Piece]) -> list[list[Piece]]:
     """Return the pieces grouped into copies: staged pieces together if they are consecutive (padding between
-    tensors is copied too), each other piece by itself.
+    tensors is copied too), each other piece alone.
     """
     found: list[list[Piece]] = []
     for piece in pieces:

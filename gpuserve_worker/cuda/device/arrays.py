@@ -1,6 +1,6 @@
-"""Arrays on a device: those that a callable is given, and those that it returns, of CuPy, torch and any
-library with ``__cuda_array_interface__`` or DLPack. Bytes are copied only to make an output contiguous or to
-change its type.
+"""Arrays on a device, inputs and outputs of callables: of CuPy, torch and any library with
+``__cuda_array_interface__`` or DLPack. Bytes are copied only to make an output contiguous or to change its
+type.
 """
 
 from __future__ import annotations
