@@ -126,13 +126,13 @@ class Event(NamedTuple):
 
 def bounded_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts for an event: long texts (exceptions of users) cut, infinite numbers None."""
-    return {name: _bounded(value) for name, value in facts.items()}
-
-
-def _bounded(value: Any) -> Any:
-    if isinstance(value, str) and len(value) > MAX_TEXT_CHARACTERS:
-        return f"{value[:MAX_TEXT_CHARACTERS]} ..."
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    bounded = dict(facts)
+    for name, value in facts.items():
+        if isinstance(value, str) and len(value) > MAX_TEXT_CHARACTERS:
+            bounded[name] = f"{value[:MAX_TEXT_CHARACTERS]} ..."
+        elif isinstance(value, float) and not math.isfinite(value):
+            bounded[name] = None
+    return bounded
 
 
 #: Called with each new event.
