@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from gpuserve.core.errors import InvalidArgument
 from gpuserve.front.requests.inference import Data, InferRequest, InputTensor
-from gpuserve.front.requests.limits import MAX_NAME_NBYTES, check_name, shown, shown_names, shown_shape
+from gpuserve.front.requests.limits import (
+    MAX_NAME_NBYTES,
+    check_parameter_name,
+    shown,
+    shown_names,
+    shown_shape,
+)
 from gpuserve.front.requests.validation import CheckedRequest, ModelCheck
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.memory.arena import Block
@@ -348,6 +354,6 @@ def test_names_are_shown_on_one_line() -> None:
 
 
 def test_names_are_measured_in_bytes() -> None:
-    check_name("parameter", "é" * (MAX_NAME_NBYTES // 2), "m")
+    check_parameter_name("é" * (MAX_NAME_NBYTES // 2), "m")
     with pytest.raises(InvalidArgument, match=r"parameter 'é+…' for model 'm' is longer than the 256 bytes"):
-        check_name("parameter", "é" * (MAX_NAME_NBYTES // 2 + 1), "m")
+        check_parameter_name("é" * (MAX_NAME_NBYTES // 2 + 1), "m")
