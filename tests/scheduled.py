@@ -10,7 +10,8 @@ from gpuserve.front.scheduling.scheduler import Scheduler
 from gpuserve.front.scheduling.slots import Batch
 from gpuserve.model.spec import BatchingSpec, ModelSpec, QueueSpec
 
-US = 1e-6
+#: Divided by, as the scheduler does: a product would be rounded otherwise.
+US_A_SECOND = 1e6
 
 
 def model_spec(**options: Any) -> ModelSpec:
@@ -35,11 +36,11 @@ class Clocked:
 
     @property
     def at_us(self) -> int:
-        return round(self.now / US)
+        return round(self.now * US_A_SECOND)
 
     @at_us.setter
     def at_us(self, at_us: int) -> None:
-        self.now = at_us * US
+        self.now = at_us / US_A_SECOND
 
     def next(self) -> Batch | None:
         return self.scheduler.next_batch(self.now)
@@ -49,9 +50,13 @@ class Clocked:
         assert batch is not None
         return batch
 
+    def expire_at(self, at_us: int) -> list[QueuedRequest]:
+        self.at_us = at_us
+        return self.scheduler.expire(self.now)
+
     def wakeup_us(self) -> int | None:
         wakeup = self.scheduler.next_wakeup(self.now)
-        return None if wakeup is None else round(wakeup / US)
+        return None if wakeup is None else round(wakeup * US_A_SECOND)
 
     def count(self, name: str) -> int:
         value: int = getattr(self.scheduler.statistics(), name)
@@ -92,7 +97,7 @@ class Model(Clocked):
         timeout_us: int | None = None,
         retriable: bool = True,
     ) -> QueuedRequest:
-        deadline = None if timeout_us is None else (self.at_us + timeout_us) * US
+        deadline = None if timeout_us is None else (self.at_us + timeout_us) / US_A_SECOND
         request = Watchable(rows, nbytes, key, deadline, retriable)
         self.scheduler.submit(request, self.now)
         return request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scheduled import US, Clocked, model_spec
+from scheduled import US_A_SECOND, Clocked, model_spec
 
 from gpuserve.front.requests.inference import Sequence
 from gpuserve.front.scheduling.request_queue import QueuedRequest
@@ -19,12 +19,7 @@ class SequencedRequest(QueuedRequest):
     __slots__ = ("_correlation",)
 
     def __init__(
-        self,
-        correlation: Sequence,
-        *,
-        key: str = "",
-        nbytes: int = 1,
-        timeout_s: float | None = None,
+        self, correlation: Sequence, *, key: str = "", nbytes: int = 1, timeout_s: float | None = None
     ) -> None:
         super().__init__(1, nbytes, key, timeout_s=timeout_s)
         self._correlation = correlation
@@ -62,19 +57,22 @@ class Sequenced(Clocked):
         super().__init__(SequenceScheduler(spec, front_lost_at), instances)
 
     def submit(
-        self,
-        correlation_id: int | str,
-        flags: str = "",
-        *,
-        key: str = "",
-        timeout_us: int | None = None,
+        self, correlation_id: int | str, flags: str = "", *, key: str = "", timeout_us: int | None = None
     ) -> SequencedRequest:
         """A request with the ``flags`` "s" for start and "e" for end."""
-        timeout_s = None if timeout_us is None else timeout_us * US
+        timeout_s = None if timeout_us is None else timeout_us / US_A_SECOND
         correlation = Sequence(correlation_id, "s" in flags, "e" in flags)
         request = SequencedRequest(correlation, key=key, timeout_s=timeout_s)
         self.scheduler.submit(request, self.now)
         return request
+
+    def submit_all(self, requests: str) -> list[SequencedRequest]:
+        """Requests of sequences, as ``a:s a b:se``: the name of each, and its flags."""
+        return [self.submit(*one.split(":")) for one in requests.split()]
+
+    def run_all(self) -> list[str]:
+        """The sequences of every batch that goes now, each ending before the next is formed."""
+        return ["".join(map(str, step)) for step in iter(self.step, None) if step is not None]
 
     def step(self) -> list[int | str] | None:
         """Form a batch and end it at once: the sequences in it, in the order of its rows."""

@@ -33,15 +33,8 @@ def is_below(module: str, package: str) -> bool:
 def loaded_by(statement: str) -> set[str]:
     """The modules of a fresh interpreter after ``statement``."""
     program = f"{statement}\nimport sys\nprint(*sys.modules, sep='\\n')"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        cwd=REPOSITORY,
-    )
-    return set(done.stdout.split())
+    command = [sys.executable, "-c", program]
+    return {*subprocess.check_output(command, text=True, timeout=60, cwd=REPOSITORY).split()}
 
 
 def heavy(modules: set[str]) -> set[str]:
@@ -53,34 +46,23 @@ def test_a_worker_is_light() -> None:
     assert "numpy" in modules
     assert heavy(modules) == set()
     assert not any(is_below(name, "gpuserve") for name in modules)
-    assert not {
-        name
-        for name in modules - loaded_by("import numpy") - BESIDE_NUMPY
-        if not is_below(name, "gpuserve_worker") and not name.startswith("_cython_")
-    }
+    others = {name for name in modules if not is_below(name, "gpuserve_worker")}
+    others -= loaded_by("import numpy") | BESIDE_NUMPY
+    assert [name for name in others if not name.startswith("_cython_")] == []
 
 
 def test_a_worker_has_imported_nothing_before_it_takes_care_of_its_start() -> None:
-    ours = {
-        name for name in loaded_by("import gpuserve_worker.__main__") if is_below(name, "gpuserve_worker")
-    }
+    modules = loaded_by("import gpuserve_worker.__main__")
+    ours = {name for name in modules if is_below(name, "gpuserve_worker")}
     assert ours == {"gpuserve_worker", "gpuserve_worker.__main__"}
 
 
-def test_what_user_code_imports_is_light() -> None:
+def test_what_user_code_imports_and_the_package_itself_are_light() -> None:
     modules = loaded_by("import gpuserve.decorators")
     assert heavy(modules) == set()
     ours = {name for name in modules if is_below(name, "gpuserve")}
-    assert {name for name in ours if not is_below(name, "gpuserve.decorators")} == {
-        "gpuserve",
-        "gpuserve.core",
-        "gpuserve.core.lazy_names",
-        "gpuserve.core.suggestions",
-        "gpuserve.core.version",
-    }
-
-
-def test_the_package_itself_imports_nothing() -> None:
+    core = {"gpuserve.core", *(f"gpuserve.core.{one}" for one in ("lazy_names", "suggestions", "version"))}
+    assert {name for name in ours if not is_below(name, "gpuserve.decorators")} == {"gpuserve"} | core
     modules = loaded_by("import gpuserve")
     assert heavy(modules) == set()
     assert "numpy" not in modules

@@ -50,15 +50,12 @@ def test_without_a_runtime_folder_there_is_the_abstract_name(
     assert local_addresses("port-1", NAME, create=True) == [NAME]
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777, 0o702])
-def test_a_base_that_others_may_write_to_is_not_used(base: Path, mode: int) -> None:
-    base.chmod(mode)
-    assert local_addresses("port-1", NAME, create=True) == [NAME]
-
-
-@ROOT_ONLY
-def test_a_base_of_another_user_is_not_used(base: Path) -> None:
-    os.chown(base, NOBODY, NOBODY)
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777, 0o702, pytest.param(None, marks=ROOT_ONLY)])
+def test_a_base_of_another_user_or_that_others_may_write_to_is_not_used(base: Path, mode: int | None) -> None:
+    if mode is None:
+        os.chown(base, NOBODY, NOBODY)
+    else:
+        base.chmod(mode)
     assert local_addresses("port-1", NAME, create=True) == [NAME]
 
 
@@ -73,33 +70,24 @@ def test_a_base_that_cannot_be_written_to_is_not_used(base: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def _is_link(folder: Path) -> None:
-    (folder.parent / "elsewhere").mkdir(0o700)
-    folder.symlink_to("elsewhere")
-
-
-def _is_file(folder: Path) -> None:
-    folder.touch(0o700)
-
-
-def _is_open_to_others(folder: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o750)
-
-
-def _is_anothers(folder: Path) -> None:
-    folder.mkdir(0o700)
-    os.chown(folder, NOBODY, NOBODY)
-
-
 @pytest.mark.parametrize(
-    "make", [_is_link, _is_file, _is_open_to_others, pytest.param(_is_anothers, marks=ROOT_ONLY)]
+    "what", ["link", "file", "open to others", pytest.param("another's", marks=ROOT_ONLY)]
 )
-def test_a_folder_that_is_not_of_this_user_alone_is_not_used(base: Path, make: object) -> None:
-    assert callable(make)
-    make(base / "gpuserve")
+def test_a_folder_that_is_not_of_this_user_alone_is_not_used(base: Path, what: str) -> None:
+    folder = base / "gpuserve"
+    if what == "link":
+        (base / "elsewhere").mkdir(0o700)
+        folder.symlink_to("elsewhere")
+    elif what == "file":
+        folder.touch(0o700)
+    else:
+        folder.mkdir(0o700)
+        if what == "another's":
+            os.chown(folder, NOBODY, NOBODY)
+        else:
+            folder.chmod(0o750)
     assert local_addresses("port-1", NAME, create=True) == [NAME]
-    assert private_owner(str(base / "gpuserve")) in {None, NOBODY}
+    assert private_owner(str(folder)) in {None, NOBODY}
 
 
 def test_files_are_found_in_the_kernels_table(base: Path) -> None:

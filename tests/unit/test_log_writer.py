@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,28 +14,36 @@ from gpuserve.config.settings.logs import MAX_QUEUED_NBYTES, LineWriter
 LINE = "x" * 999 + "\n"
 
 
-@pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    """The descriptors of a pipe: what is read from, and what is written to."""
-    fds = os.pipe()
-    yield fds
-    for fd in fds:
-        os.close(fd)
+class Pipe:
+    """A pipe, and the writers of lines to it."""
+
+    def __init__(self) -> None:
+        self.read_fd, self.write_fd = os.pipe()
+        self.writers: list[LineWriter] = []
+
+    def writer(self, max_nbytes: int = MAX_QUEUED_NBYTES) -> LineWriter:
+        self.writers.append(LineWriter(self.write_fd, gap, max_nbytes))
+        return self.writers[-1]
+
+    def read(self) -> bytes:
+        return os.read(self.read_fd, 1 << 16)
+
+    def redirect(self, fd: int, path: str, flags: int) -> None:
+        """Have a descriptor of the pipe lead to another file."""
+        other = os.open(path, flags)
+        os.dup2(other, fd)
+        os.close(other)
 
 
 @pytest.fixture
-def made(pipe: tuple[int, int]) -> Iterator[Callable[..., LineWriter]]:
-    """Makes what writes to that pipe; its thread ends with the test."""
-    writers: list[LineWriter] = []
-
-    def make(max_nbytes: int = MAX_QUEUED_NBYTES) -> LineWriter:
-        writers.append(LineWriter(pipe[1], gap, max_nbytes))
-        return writers[-1]
-
-    yield make
-    for writer in writers:
+def pipe() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    for writer in pipe.writers:
         writer.close()
     assert [one for one in threading.enumerate() if one.name == "gpuserve-log"] == []
+    os.close(pipe.read_fd)
+    os.close(pipe.write_fd)
 
 
 def gap(dropped: int, reason: str) -> str:
@@ -49,18 +57,16 @@ def accounted(taken: bytes) -> int:
     return len(whole) - len(gaps) + sum(int(line.removesuffix(" dropped\n")) for line in gaps)
 
 
-def test_lines_are_written_in_their_order(pipe: tuple[int, int], made: Callable[..., LineWriter]) -> None:
-    read_fd, _ = pipe
-    writer = made()
+def test_lines_are_written_in_their_order(pipe: Pipe) -> None:
+    writer = pipe.writer()
     for number in range(1000):
         writer.write(f"{number}\n")
     writer.flush()
-    assert os.read(read_fd, 1 << 16).decode().split() == [str(number) for number in range(1000)]
+    assert pipe.read().decode().split() == [str(number) for number in range(1000)]
 
 
-def test_nobody_reads_and_nobody_waits(pipe: tuple[int, int], made: Callable[..., LineWriter]) -> None:
-    read_fd, _ = pipe
-    writer = made(max_nbytes=64 * 1024)
+def test_nobody_reads_and_nobody_waits(pipe: Pipe) -> None:
+    writer = pipe.writer(max_nbytes=64 * 1024)
     began = time.monotonic()
     for _ in range(1000):
         writer.write(LINE)
@@ -69,75 +75,59 @@ def test_nobody_reads_and_nobody_waits(pipe: tuple[int, int], made: Callable[...
 
     taken = b""
     while accounted(taken) < 1000:
-        taken += os.read(read_fd, 1 << 16)
+        taken += pipe.read()
     assert accounted(taken) == 1000
     assert b"dropped" in taken
     writer.write("after\n")
     writer.flush()
-    assert os.read(read_fd, 1 << 16) == b"after\n"
+    assert pipe.read() == b"after\n"
 
 
-def test_a_line_larger_than_what_may_wait_is_written_alone(
-    pipe: tuple[int, int], made: Callable[..., LineWriter]
-) -> None:
-    read_fd, _ = pipe
-    writer = made(max_nbytes=100)
-    writer.write(LINE)
-    writer.flush()
-    writer.write("after\n")
-    writer.flush()
-    assert os.read(read_fd, 1 << 16).decode() == f"{LINE}after\n"
+def test_a_line_larger_than_what_may_wait_is_written_alone(pipe: Pipe) -> None:
+    writer = pipe.writer(max_nbytes=100)
+    for line in (LINE, "after\n"):
+        writer.write(line)
+        writer.flush()
+    assert pipe.read().decode() == f"{LINE}after\n"
 
 
-def test_a_reader_that_went_away_stops_nobody(pipe: tuple[int, int], made: Callable[..., LineWriter]) -> None:
-    read_fd, _ = pipe
-    end = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(end, read_fd)
-    os.close(end)
-    writer = made()
+def test_a_reader_that_went_away_stops_nobody(pipe: Pipe) -> None:
+    pipe.redirect(pipe.read_fd, os.devnull, os.O_RDONLY)
+    writer = pipe.writer()
     for _ in range(3):
         writer.write(LINE)
     writer.flush(5.0)
     assert writer._nbytes == 0
 
 
-def test_lines_lost_on_a_full_disk_are_counted_once_there_is_room(
-    pipe: tuple[int, int], made: Callable[..., LineWriter]
-) -> None:
-    read_fd, write_fd = pipe
-    room, full = os.dup(write_fd), os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, write_fd)
-    os.close(full)
-    writer = made()
+def test_lines_lost_on_a_full_disk_are_counted_once_there_is_room(pipe: Pipe) -> None:
+    room = os.dup(pipe.write_fd)
+    pipe.redirect(pipe.write_fd, "/dev/full", os.O_WRONLY)
+    writer = pipe.writer()
     for _ in range(3):
         writer.write(LINE)
         writer.flush(5.0)
-    os.dup2(room, write_fd)
+    os.dup2(room, pipe.write_fd)
     os.close(room)
     writer.write("after\n")
     writer.flush(5.0)
-    assert os.read(read_fd, 1 << 16) == b"after\n3 dropped (No space left on device)\n"
+    assert pipe.read() == b"after\n3 dropped (No space left on device)\n"
 
 
-def test_a_pipe_that_does_not_block_loses_nothing(
-    pipe: tuple[int, int], made: Callable[..., LineWriter]
-) -> None:
-    read_fd, write_fd = pipe
-    os.set_blocking(write_fd, False)
-    writer = made()
+def test_a_pipe_that_does_not_block_loses_nothing(pipe: Pipe) -> None:
+    os.set_blocking(pipe.write_fd, False)
+    writer = pipe.writer()
     for _ in range(200):
         writer.write(LINE)
     taken = b""
     while len(taken) < 200 * len(LINE):
-        taken += os.read(read_fd, 1 << 16)
+        taken += pipe.read()
     assert taken.decode() == LINE * 200
 
 
-def test_a_line_that_comes_after_the_end_is_written(
-    pipe: tuple[int, int], made: Callable[..., LineWriter]
-) -> None:
-    writer = made()
+def test_a_line_that_comes_after_the_end_is_written(pipe: Pipe) -> None:
+    writer = pipe.writer()
     for text in ("before\n", "after\n"):
         writer.write(text)
         writer.close()
-        assert os.read(pipe[0], 1 << 16).decode() == text
+        assert pipe.read().decode() == text

@@ -78,14 +78,29 @@ class Speaker:
                 return
 
 
-def made() -> tuple[Loop, LoopBudget]:
+def speaking(
+    n: int = 1, parts: int = 1, takes_s: float = BUDGET_S / 2
+) -> tuple[Loop, LoopBudget, list[Speaker]]:
+    """A loop, its budget, and so many connections, whose first parts are processed if there are several."""
     loop = Loop()
-    return loop, LoopBudget(loop.call_soon, loop.call_later, lambda: loop.now)
+    turn = LoopBudget(loop.call_soon, loop.call_later, lambda: loop.now)
+    speakers = [Speaker(loop, turn, parts, takes_s) for _ in range(n)]
+    if parts > 1:
+        for speaker in speakers:
+            speaker.resume()
+    return loop, turn, speakers
+
+
+def reading(loop: Loop, turn: LoopBudget, n: int) -> list[Speaker]:
+    """So many connections that only read."""
+    readers = [Speaker(loop, turn, 1, takes_s=0.0) for _ in range(n)]
+    for reader in readers:
+        turn.defer_reading(reader)
+    return readers
 
 
 def test_writes_of_all_connections_in_one_turn_are_sent_by_one_callback() -> None:
-    loop, turn = made()
-    speakers = [Speaker(loop, turn, 1) for _ in range(3)]
+    loop, turn, speakers = speaking(3)
     for one in speakers:
         turn.flush_later(one)
     assert loop.n_due == 1
@@ -99,45 +114,27 @@ def test_writes_of_all_connections_in_one_turn_are_sent_by_one_callback() -> Non
 
 
 def test_short_input_is_processed_in_one_turn() -> None:
-    loop, turn = made()
-    speaker = Speaker(loop, turn, 10, takes_s=BUDGET_S / 20)
-    speaker.resume()
+    loop, _, (speaker,) = speaking(parts=10, takes_s=BUDGET_S / 20)
     assert speaker.heard == list(range(10))
     loop.next_turn()
     assert not loop.next_turn(), "a loop with nothing to do must sleep"
 
 
-def test_all_connections_together_exceed_the_budget_by_at_most_one_part() -> None:
-    loop, turn = made()
-    speakers = [Speaker(loop, turn, 6) for _ in range(5)]
-    for speaker in speakers:
-        speaker.resume()
+def test_connections_are_processed_round_robin_and_exceed_the_budget_by_at_most_one_part() -> None:
+    loop, _, speakers = speaking(5, parts=9)
     began = loop.now
     while loop.next_turn():
         assert loop.now - began <= 2 * BUDGET_S
         began = loop.now
-    assert [one.heard for one in speakers] == [list(range(6))] * 5
-
-
-def test_connections_are_processed_round_robin() -> None:
-    loop, turn = made()
-    speakers = [Speaker(loop, turn, 9) for _ in range(3)]
-    for speaker in speakers:
-        speaker.resume()
-    while loop.next_turn():
         counts = sorted(len(one.heard) for one in speakers)
         assert counts[-1] - counts[0] <= 4
-    assert {len(one.heard) for one in speakers} == {9}
+    assert [one.heard for one in speakers] == [list(range(9))] * 5
 
 
 def test_a_connection_that_only_reads_does_not_wait_for_slow_ones() -> None:
-    loop, turn = made()
-    for speaker in [Speaker(loop, turn, 50) for _ in range(20)]:
-        speaker.resume()
+    loop, turn, _ = speaking(20, parts=50)
     assert turn.is_spent()
-    readers = [Speaker(loop, turn, 1, takes_s=0.0) for _ in range(40)]
-    for reader in readers:
-        turn.defer_reading(reader)
+    readers = reading(loop, turn, 40)
     heard = []
     for _ in range(3):
         loop.next_turn()
@@ -146,13 +143,8 @@ def test_a_connection_that_only_reads_does_not_wait_for_slow_ones() -> None:
 
 
 def test_the_next_turn_is_scheduled_once_however_long_a_connection_waits() -> None:
-    loop, turn = made()
-    takes_long = [Speaker(loop, turn, 9, takes_s=10 * BUDGET_S) for _ in range(2)]
-    for speaker in takes_long:
-        speaker.resume()
-    readers = [Speaker(loop, turn, 1, takes_s=0.0) for _ in range(200)]
-    for reader in readers:
-        turn.defer_reading(reader)
+    loop, turn, takes_long = speaking(2, parts=9, takes_s=10 * BUDGET_S)
+    readers = reading(loop, turn, 200)
     while loop.next_turn():
         assert loop.n_due <= 1
         loop.now += CROWDED_BUDGET_S / 4
@@ -161,11 +153,10 @@ def test_the_next_turn_is_scheduled_once_however_long_a_connection_waits() -> No
 
 
 def test_less_is_read_of_each_connection_while_many_wait() -> None:
-    loop, turn = made()
+    loop, turn, speakers = speaking(300)
     assert len(turn.buffer) == READ_NBYTES
     turn.is_spent()
     loop.now += 2 * BUDGET_S
-    speakers = [Speaker(loop, turn, 1) for _ in range(300)]
     for speaker in speakers:
         assert turn.is_spent()
         turn.defer(speaker)
@@ -175,29 +166,33 @@ def test_less_is_read_of_each_connection_while_many_wait() -> None:
     assert len(turn.buffer) == READ_NBYTES
 
 
+def by_turns(way: RecordingWay, protocol: Http1 | Http2, count: Callable[[], int]) -> list[int]:
+    """Have the protocol go on while its connection waits for the next turn; the count after each turn."""
+    counts = [count()]
+    while way.waits:
+        way.waits = False
+        protocol.resume()
+        counts.append(count())
+    return counts
+
+
+def hundred_requests(peer: Peer, flags: int) -> bytes:
+    first, again = peer.encoder.encode(POST), peer.encoder.encode(POST)
+    return b"".join([frame(1, flags, 1, first), *(frame(1, flags, 3 + 2 * n, again) for n in range(99))])
+
+
 def test_requests_in_one_packet_are_answered_turn_by_turn() -> None:
     talk = Talk(answer_ok, hurried=True)
     talk.http1.feed(GET * 5)
-    answered = [len(talk.sinks)]
-    while talk.way.waits:
-        talk.way.waits = False
-        talk.http1.resume()
-        answered.append(len(talk.sinks))
-    assert answered == [1, 2, 3, 4, 5]
+    assert by_turns(talk.way, talk.http1, lambda: len(talk.sinks)) == [1, 2, 3, 4, 5]
 
 
 def test_a_body_in_very_many_chunks_is_taken_turn_by_turn() -> None:
-    body = b"1\r\nx\r\n" * 5000
+    head = b"POST /b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     talk = Talk(answer_ok, hurried=True)
-    talk.http1.feed(
-        b"POST /b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n"
-    )
-    turns = 0
-    while talk.way.waits:
-        talk.way.waits = False
-        talk.http1.resume()
-        turns += 1
-    assert (turns > 5, talk.sinks[0].body, talk.sinks[0].ended) == (True, b"x" * 5000, True)
+    talk.http1.feed(head + b"1\r\nx\r\n" * 5000 + b"0\r\n\r\n")
+    assert len(by_turns(talk.way, talk.http1, lambda: 0)) > 6
+    assert (talk.sinks[0].body, talk.sinks[0].ended) == (b"x" * 5000, True)
 
 
 def test_frames_are_taken_turn_by_turn() -> None:
@@ -207,15 +202,8 @@ def test_frames_are_taken_turn_by_turn() -> None:
     peer = Peer()
     way = RecordingWay(hurried=True)
     talk = Http2Talk(answer, peer=peer, way=way)
-    block = peer.encoder.encode(POST)
-    again = peer.encoder.encode(POST)
-    requests = [frame(1, 5, 1, block), *(frame(1, 5, 3 + 2 * n, again) for n in range(99))]
-    talk.http2.feed(b"".join(requests))
-    heard = [len(talk.sinks)]
-    while way.waits:
-        way.waits = False
-        talk.http2.resume()
-        heard.append(len(talk.sinks))
+    talk.http2.feed(hundred_requests(peer, 5))
+    heard = by_turns(way, talk.http2, lambda: len(talk.sinks))
     assert heard[-1] == 100
     assert max(later - sooner for sooner, later in itertools.pairwise(heard)) <= 17
 
@@ -224,28 +212,15 @@ def test_streams_of_a_lost_connection_are_dropped_turn_by_turn() -> None:
     peer = Peer()
     way = RecordingWay()
     talk = Http2Talk(None, peer=peer, way=way)
-    block = peer.encoder.encode(POST)
-    again = peer.encoder.encode(POST)
-    talk.http2.feed(b"".join([frame(1, 4, 1, block), *(frame(1, 4, 3 + 2 * n, again) for n in range(99))]))
+    talk.http2.feed(hundred_requests(peer, 4))
     way.hurried = True
     talk.http2.lost()
-    dropped = [sum(sink.n_abandoned for sink in talk.sinks)]
-    while way.waits:
-        way.waits = False
-        talk.http2.resume()
-        dropped.append(sum(sink.n_abandoned for sink in talk.sinks))
+    dropped = by_turns(way, talk.http2, lambda: sum(sink.n_abandoned for sink in talk.sinks))
     assert dropped == [16, 32, 48, 64, 80, 96, 100]
     assert all(sink.n_abandoned == 1 for sink in talk.sinks)
 
 
-async def turns_until(condition: Callable[[], bool]) -> None:
-    for _ in range(1_000_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-
-
-def test_a_connection_that_is_lost_goes_on_until_its_streams_are_dropped() -> None:
+async def test_a_connection_that_is_lost_goes_on_until_its_streams_are_dropped() -> None:
     sinks: list[BodyReceiver] = []
     clock = itertools.count()
 
@@ -253,24 +228,22 @@ def test_a_connection_that_is_lost_goes_on_until_its_streams_are_dropped() -> No
         sinks.append(BodyReceiver(exchange, None))
         return sinks[-1]
 
-    async def talk() -> None:
-        loop = asyncio.get_running_loop()
-        turn = LoopBudget(loop.call_soon, loop.call_later, lambda: next(clock) * BUDGET_S / 2)
-        ours, theirs = socket.socketpair()
-        peer = Peer()
-        block, again = peer.encoder.encode(POST), peer.encoder.encode(POST)
-        requests = [frame(1, 4, 1, block), *(frame(1, 4, 3 + 2 * n, again) for n in range(99))]
+    async def turns_until(condition: Callable[[], bool]) -> None:
+        while not condition():  # noqa: ASYNC110 - no event announces the turns
+            await asyncio.sleep(0)
+
+    loop = asyncio.get_running_loop()
+    turn = LoopBudget(loop.call_soon, loop.call_later, lambda: next(clock) * BUDGET_S / 2)
+    protocols = partial(Http1, handler=accept), partial(Http2, handler=accept)
+    ours, theirs = socket.socketpair()
+    peer = Peer()
+    async with asyncio.timeout(20):
         with theirs:
             _, connection = await loop.create_connection(
-                lambda: Connection(
-                    partial(Http1, handler=accept), partial(Http2, handler=accept), turn, set(), loop
-                ),
-                sock=ours,
+                lambda: Connection(*protocols, turn, set(), loop), sock=ours
             )
-            theirs.sendall(PREFACE + peer.first_settings() + b"".join(requests))
+            theirs.sendall(PREFACE + peer.first_settings() + hundred_requests(peer, 4))
             await turns_until(lambda: len(sinks) == 100)
         await turns_until(lambda: sum(sink.n_abandoned for sink in sinks) == 100)
-        assert not connection.held
-
-    asyncio.run(asyncio.wait_for(talk(), 20))
+    assert not connection.held
     assert [sink.n_abandoned for sink in sinks] == [1] * 100

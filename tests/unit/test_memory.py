@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from present import present
 from processes import wait_until
 
+from gpuserve.front.ipc.heap_memory import Intake, Share
+from gpuserve_worker.cuda.device.arrays import SizedCache
 from gpuserve_worker.memory.arena import (
     ALIGNMENT,
+    ARENA_BLOCK,
+    INTAKE_SHARE,
     MAX_SPARSE_SEGMENTS,
     ORPHANS,
     RETAINED_NBYTES,
     Arena,
+    Block,
     Mapping,
     OutOfMemory,
 )
@@ -75,10 +82,7 @@ def test_an_allocator_hands_out_each_byte_once(steps: list[tuple[bool, int]]) ->
 
 def test_an_allocator_refuses_what_does_not_fit() -> None:
     allocator = Allocator(100)
-    assert allocator.allocate(101) is None
-    assert allocator.allocate(60) == 0
-    assert allocator.allocate(41) is None
-    assert allocator.allocate(40) == 60
+    assert [allocator.allocate(nbytes) for nbytes in (101, 60, 41, 40)] == [None, 0, None, 60]
 
 
 def test_a_borrower_sees_what_the_owner_wrote(arena: Arena, borrower: Borrower) -> None:
@@ -90,36 +94,27 @@ def test_a_borrower_sees_what_the_owner_wrote(arena: Arena, borrower: Borrower) 
     assert block.view[0] == 99
 
 
-def test_blocks_are_aligned_and_exactly_as_long_as_asked(arena: Arena) -> None:
+def test_large_blocks_have_segments_of_their_own_and_small_ones_are_aligned_and_as_long_as_asked(
+    arena: Arena, borrower: Borrower
+) -> None:
+    arena.allocate(SEGMENT_NBYTES)
+    large = arena.allocate(3 * SEGMENT_NBYTES + 1)
+    assert len(arena.segments()) == 2
+    assert len(borrower.mapping.view(large.segment, 0, large.nbytes)) == 3 * SEGMENT_NBYTES + 1
     blocks = [arena.allocate(nbytes) for nbytes in (0, 1, 63, 64, 65)]
     assert [len(one.view) for one in blocks] == [0, 1, 63, 64, 65]
     assert all(one.offset % ALIGNMENT == 0 for one in blocks)
     assert len({one.offset for one in blocks}) == len(blocks)
 
 
-def test_counters_come_back_to_zero(arena: Arena) -> None:
-    blocks = [arena.allocate(5000) for _ in range(10)]
-    assert arena.statistics().blocks == 10
-    for block in blocks:
-        arena.free(block)
-    statistics = arena.statistics()
-    assert (statistics.blocks, statistics.block_nbytes) == (0, 0)
-    assert statistics.allocated == statistics.freed == 10
-
-
-def test_it_grows_by_segments_and_a_large_block_has_its_own(arena: Arena, borrower: Borrower) -> None:
-    arena.allocate(SEGMENT_NBYTES)
-    large = arena.allocate(3 * SEGMENT_NBYTES + 1)
-    assert len(arena.segments()) == 2
-    assert len(borrower.mapping.view(large.segment, 0, large.nbytes)) == 3 * SEGMENT_NBYTES + 1
-
-
 def test_empty_memory_beyond_what_is_retained_is_given_up(arena: Arena, borrower: Borrower) -> None:
     blocks = [arena.allocate(RETAINED_NBYTES // 2) for _ in range(3)]
+    assert arena.statistics().blocks == 3
     for block in blocks:
         arena.free(block)
-    assert len(borrower.dropped) == 1
-    assert arena.statistics().nbytes == RETAINED_NBYTES
+    counts = arena.statistics()
+    assert (counts.blocks, counts.block_nbytes, counts.allocated, counts.freed) == (0, 0, 3, 3)
+    assert (len(borrower.dropped), counts.nbytes) == (1, RETAINED_NBYTES)
 
 
 class CountedLocks:
@@ -209,8 +204,7 @@ def test_a_claim_takes_memory_as_it_is_filled_and_is_told_when_it_is_whole(
     arena: Arena, borrower: Borrower
 ) -> None:
     nbytes = 200 << 20
-    block = arena.claim(nbytes)
-    assert block is not None
+    block = present(arena.claim(nbytes))
     assert (arena.statistics().nbytes, arena.segments()) == (0, [])
     assert 1 <= block.reserve(1) <= 1 << 16
     assert 0 < arena.statistics().nbytes <= 1 << 16
@@ -221,18 +215,9 @@ def test_a_claim_takes_memory_as_it_is_filled_and_is_told_when_it_is_whole(
     block.free()
 
 
-def test_a_claim_that_nobody_fills_leaves_nothing(arena: Arena, borrower: Borrower) -> None:
-    block = arena.claim(64 << 20)
-    assert block is not None
-    block.reserve(1)
-    block.free()
-    assert (arena.statistics().nbytes, arena.statistics().segments, borrower.dropped) == (0, 0, [])
-
-
 def test_what_was_filled_once_is_there_for_the_next_claim(arena: Arena) -> None:
     for _ in range(2):
-        block = arena.claim(1 << 20)
-        assert block is not None
+        block = present(arena.claim(1 << 20))
         first = block.reserve(1)
         block.reserve(1 << 20)
         block.free()
@@ -243,8 +228,7 @@ def test_what_was_filled_once_is_there_for_the_next_claim(arena: Arena) -> None:
 
 def test_a_claim_is_filled_to_its_end_though_its_arena_is_closed(arena: Arena) -> None:
     """As the body of a request is whose model is reloaded while it arrives."""
-    block = arena.claim(SEGMENT_NBYTES)
-    assert block is not None
+    block = present(arena.claim(SEGMENT_NBYTES))
     block.reserve(1)
     arena.close()
     assert block.reserve(SEGMENT_NBYTES) == SEGMENT_NBYTES
@@ -252,24 +236,25 @@ def test_a_claim_is_filled_to_its_end_though_its_arena_is_closed(arena: Arena) -
     block.free()
 
 
-def test_claims_that_are_not_filled_are_bounded(arena: Arena) -> None:
-    claims = [arena.claim(SEGMENT_NBYTES) for _ in range(MAX_SPARSE_SEGMENTS + 1)]
-    assert claims.count(None) == 1
-    for block in claims[:-1]:
-        assert block is not None
+def test_claims_that_are_not_filled_are_bounded_and_leave_nothing(arena: Arena, borrower: Borrower) -> None:
+    claims = [present(arena.claim(SEGMENT_NBYTES)) for _ in range(MAX_SPARSE_SEGMENTS)]
+    assert arena.claim(SEGMENT_NBYTES) is None
+    for block in claims:
         block.free()
+    block = present(arena.claim(64 << 20))
+    block.reserve(1)
+    block.free()
+    assert (arena.statistics().nbytes, arena.statistics().segments, borrower.dropped) == (0, 0, [])
 
 
 def test_the_limit_is_for_what_is_filled(borrower: Borrower) -> None:
     arena = Arena(2 * SEGMENT_NBYTES, borrower.segment, borrower.drop)
-    claims = [arena.claim(2 * SEGMENT_NBYTES) for _ in range(3)]
-    assert claims[0] is not None
-    assert claims[1] is not None
-    claims[0].reserve(SEGMENT_NBYTES + 1)
+    first, second, _ = (present(arena.claim(2 * SEGMENT_NBYTES)) for _ in range(3))
+    first.reserve(SEGMENT_NBYTES + 1)
     with pytest.raises(OutOfMemory, match="limit"):
-        claims[1].reserve(SEGMENT_NBYTES)
-    claims[0].free()
-    assert claims[1].reserve(2 * SEGMENT_NBYTES) == 2 * SEGMENT_NBYTES
+        second.reserve(SEGMENT_NBYTES)
+    first.free()
+    assert second.reserve(2 * SEGMENT_NBYTES) == 2 * SEGMENT_NBYTES
     arena.close()
 
 
@@ -296,19 +281,17 @@ def test_a_view_outside_of_what_is_mapped(
         borrower.mapping.view(segment, offset, nbytes)
 
 
-def test_memory_that_a_peer_could_take_away_is_not_mapped() -> None:
+def test_memory_that_a_peer_could_take_away_or_that_is_shorter_than_announced_is_not_mapped(
+    arena: Arena,
+) -> None:
     fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, 4096)
-    with pytest.raises(ValueError, match="sealed"):
-        Mapping().attach(0, fd, 4096)
-    os.close(fd)
-
-
-def test_memory_that_is_shorter_than_announced_is_not_mapped(arena: Arena) -> None:
     arena.allocate(1)
-    ((_, fd, nbytes),) = arena.segments()
-    with pytest.raises(ValueError, match="sealed"):
-        Mapping().attach(0, fd, nbytes + 1)
+    ((_, sealed, nbytes),) = arena.segments()
+    for given_fd, length in ((fd, 4096), (sealed, nbytes + 1)):
+        with pytest.raises(ValueError, match="sealed"):
+            Mapping().attach(0, given_fd, length)
+    os.close(fd)
 
 
 def test_an_arena_is_full_while_blocks_hold_most_of_its_limit(borrower: Borrower) -> None:
@@ -321,10 +304,96 @@ def test_an_arena_is_full_while_blocks_hold_most_of_its_limit(borrower: Borrower
     assert not arena.is_full
     for block in (whole, half):
         block.free()
-    claimed = arena.claim(2 * SEGMENT_NBYTES)
-    assert claimed is not None
+    claimed = present(arena.claim(2 * SEGMENT_NBYTES))
     assert not arena.is_full, "nothing of it has come"
     claimed.reserve(2 * SEGMENT_NBYTES)
     assert arena.is_full
     claimed.free()
     arena.close()
+
+
+# ---- memory whose owner is deleted before it gave the memory back ----
+
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def _no_other_orphans() -> Iterator[None]:
+    ORPHANS.reclaim()
+    yield
+    assert ORPHANS.reclaim() == {}
+
+
+def small_arena(limit_nbytes: int = 64 * MIB) -> Arena:
+    return Arena(limit_nbytes, lambda *_: None, lambda _: None)
+
+
+@pytest.mark.usefixtures("_no_other_orphans")
+@given(st.lists(st.sampled_from(["free", "free twice", "drop", "keep"]), max_size=20))
+def test_a_block_is_reclaimed_exactly_if_nobody_can_free_it(fates: list[str]) -> None:
+    memory = small_arena()
+    kept: list[Block] = []
+    for fate in fates:
+        block = memory.allocate(MIB)
+        if fate == "keep":
+            kept.append(block)
+        elif fate != "drop":
+            block.free()
+        if fate == "free twice":
+            block.free()
+        del block
+    assert ORPHANS.reclaim().get(ARENA_BLOCK, 0) == fates.count("drop")
+    assert memory.statistics().blocks == len(kept)
+    for n, block in enumerate(kept):
+        block.view[:] = bytes((n,)) * MIB
+    assert [block.view[-1] for block in kept] == list(range(len(kept)))
+    for block in kept:
+        block.free()
+    memory.close()
+
+
+@pytest.mark.usefixtures("_no_other_orphans")
+def test_a_block_that_is_deleted_in_another_thread_is_freed_in_this_one() -> None:
+    memory = small_arena()
+    held = [memory.allocate(MIB)]
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert memory.statistics().blocks == 1
+    assert ORPHANS.reclaim() == {ARENA_BLOCK: 1}
+    assert memory.statistics().blocks == 0
+    memory.close()
+
+
+@pytest.mark.usefixtures("_no_other_orphans")
+def test_a_block_of_a_closed_arena_is_no_orphan() -> None:
+    memory = small_arena()
+    block = memory.allocate(MIB)
+    memory.close()
+    del block
+    assert ORPHANS.reclaim() == {}
+
+
+@pytest.mark.usefixtures("_no_other_orphans")
+def test_a_share_of_the_intake_is_reclaimed() -> None:
+    intake = Intake(MIB)
+    share = Share(intake, "here", 100)
+    share.hold(1000)
+    assert intake.nbytes == 1100
+    before = ORPHANS.reclaimed[INTAKE_SHARE]
+    del share
+    assert ORPHANS.reclaim() == {INTAKE_SHARE: 1}
+    assert (intake.nbytes, ORPHANS.reclaimed[INTAKE_SHARE]) == (0, before + 1)
+
+
+def test_what_was_free_all_the_time_is_unused() -> None:
+    cache: SizedCache[str] = SizedCache(1000)
+    for nbytes, item in ((10, "a"), (20, "b"), (30, "c")):
+        cache.put(nbytes, item)
+    assert cache.unused() == [], "it came since the last time"
+    assert cache.pop(20) == "b"
+    cache.put(20, "b")
+    assert cache.unused() == ["a", "c"], "b was needed"
+    assert cache.unused() == ["b"]
+    assert cache.nbytes == 0

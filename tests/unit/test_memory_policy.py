@@ -21,25 +21,17 @@ def resident(key: int, used_at: float, use: Use = Use.IDLE, **nbytes: int) -> Re
 
 
 def test_the_least_recently_used_go_and_only_those_that_hold_what_is_short() -> None:
-    here = [
-        resident(1, 3.0),
-        Resident(2, {GPU: 5, CPU: 0}, 1.0, Use.IDLE),
-        resident(3, 2.0),
-        resident(4, 4.0),
-    ]
+    here = [resident(1, 3.0), resident(2, 1.0, cpu=0, **{GPU: 5}), resident(3, 2.0), resident(4, 4.0)]
     assert plan_start({CPU: 2}, {CPU: 2, GPU: 0}, here) == Plan(True)
     assert plan_start({CPU: 2}, {CPU: 0, GPU: 0}, here) == Plan(False, (3, 1))
     assert plan_start({GPU: 1}, {CPU: 0, GPU: 0}, here) == Plan(False, (2,))
     assert plan_start({CPU: 9, GPU: 9}, {}, here) == Plan(True), "without a budget nothing is short"
 
 
-def test_none_goes_while_all_of_them_would_not_suffice_and_another_may_be_idle_later() -> None:
+def test_none_goes_while_all_would_not_suffice_and_what_leaves_or_may_be_idle_is_waited_for() -> None:
     here = [resident(1, 1.0), resident(2, 2.0, Use.HELD), resident(3, 3.0)]
     assert plan_start({CPU: 3}, {CPU: 0}, here) == Plan(False, suffices=False)
     assert plan_start({CPU: 2}, {CPU: 0}, here) == Plan(False, (1, 3))
-
-
-def test_memory_that_is_coming_free_is_waited_for() -> None:
     here = [resident(1, 9.0, Use.LEAVING), resident(2, 1.0)]
     assert plan_start({CPU: 1}, {CPU: 0}, here) == Plan(False)
     assert plan_start({CPU: 2}, {CPU: 0}, here) == Plan(False, (2,))
@@ -149,18 +141,11 @@ def test_no_two_models_swap_while_a_third_idles_asleep_or_not(seed: int, host: i
     assert bool([one for one in here.values() if one.use is Use.ASLEEP]) is (host > 0)
 
 
-RESIDENTS = st.lists(
-    st.builds(
-        Resident,
-        st.integers(1, 1 << 30),
-        st.dictionaries(st.sampled_from([CPU, GPU]), st.integers(0, 5)),
-        st.floats(0, 10),
-        st.sampled_from(Use),
-        st.none(),
-    ),
-    max_size=6,
-    unique_by=lambda one: one.key,
+SOME_NBYTES = st.dictionaries(st.sampled_from([CPU, GPU]), st.integers(0, 5))
+ANY_RESIDENT = st.builds(
+    Resident, st.integers(1, 1 << 30), SOME_NBYTES, st.floats(0, 10), st.sampled_from(Use), st.none()
 )
+RESIDENTS = st.lists(ANY_RESIDENT, max_size=6, unique_by=lambda one: one.key)
 NBYTES = st.fixed_dictionaries({CPU: st.integers(0, 9), GPU: st.integers(0, 9)})
 
 
@@ -179,10 +164,8 @@ def test_a_plan_evicts_idle_models_alone_and_what_it_waits_for_suffices_or_is_al
     assert coming or any(one.use is Use.HELD for one in here), "a model that waits has something to wait for"
 
     def fits(others: list[Resident]) -> bool:
-        return all(
-            wanted[device] <= free[device] + sum(one.nbytes.get(device, 0) for one in others)
-            for device in free
-        )
+        left = {one: free[one] + sum(other.nbytes.get(one, 0) for other in others) for one in free}
+        return all(wanted[device] <= left[device] for device in free)
 
     if gone and fits(coming):
         assert not fits(coming[:-1]), "the last one was not necessary"

@@ -17,6 +17,7 @@ from gpuserve_worker.protocol.metric_changes import MAX_SERIES, MetricChange
 
 OWNER = ("m", 1)
 OTHER = ("n", 1)
+CHANGE = MetricChange("c", "counter", "", {}, (), False, (1.0,))
 
 
 def counter(registry: MetricRegistry, name: str = "c", **labels: str) -> Metric:
@@ -113,10 +114,10 @@ def test_threads_lose_no_count() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda r: r.family("a-b", "", MetricKind.COUNTER), "'a-b'"),
-        (lambda r: r.family("", "", MetricKind.COUNTER), "named ''"),
-        (lambda r: r.family("nv_x", "", MetricKind.COUNTER), "the server's own"),
-        (lambda r: r.family("gpuserve_x", "", MetricKind.COUNTER), "the server's own"),
+        (lambda r: counter(r, "a-b"), "'a-b'"),
+        (lambda r: counter(r, ""), "named ''"),
+        (lambda r: counter(r, "nv_x"), "the server's own"),
+        (lambda r: counter(r, "gpuserve_x"), "the server's own"),
         (lambda r: r.family("x", 3, MetricKind.COUNTER), "description"),
         (lambda r: r.family("x", "", "summary"), "summary"),
         (lambda r: (counter(r), r.family("c", "", MetricKind.GAUGE)), "'c' is a counter already"),
@@ -141,51 +142,47 @@ def test_a_metric_that_cannot_be_says_why(wrong: Any, said: str) -> None:
         wrong(MetricRegistry())
 
 
-def test_an_instance_has_only_so_many_series() -> None:
+def test_an_instance_and_a_front_have_only_so_many_series() -> None:
     registry = MetricRegistry()
     for number in range(MAX_SERIES):
         counter(registry, request=str(number))
     with pytest.raises(MetricError, match=str(MAX_SERIES)):
         counter(registry, request="one more")
     assert counter(registry, request="1").value() == 0
-
-
-def test_a_front_keeps_only_so_many_series() -> None:
     front = CallableMetrics(max_series=2)
     for number in range(5):
-        front.apply(OWNER, [MetricChange("c", "counter", "", {"n": str(number)}, (), False, (1.0,))])
+        front.apply(OWNER, [CHANGE._replace(labels={"n": str(number)})])
     assert lines(front) == ['c{n="0"} 1.0', 'c{n="1"} 1.0']
 
 
 def test_a_series_stays_for_as_long_as_one_of_its_models() -> None:
     front = CallableMetrics()
-    change = MetricChange("c", "counter", "", {}, (), False, (1.0,))
-    front.apply(OWNER, [change])
-    front.apply(OTHER, [change])
+    front.apply(OWNER, [CHANGE])
+    front.apply(OTHER, [CHANGE])
     front.forget(OWNER)
     assert lines(front) == ["c 2.0"]
     front.forget(OTHER)
     assert lines(front) == []
-    front.apply(OWNER, [change._replace(kind="gauge")])
+    front.apply(OWNER, [CHANGE._replace(kind="gauge")])
     assert prometheus.page(front.families()) == b"# HELP c \n# TYPE c gauge\nc 1.0\n"
 
 
 @pytest.mark.parametrize(
-    "fields",
+    "wrong",
     [
-        ("c", "counter", "", {}, (), True, (1.0,)),
-        ("c", "counter", "", {}, (), False, (1.0, 2.0)),
-        ("c", "counter", "", {}, (), False, ("1",)),
-        ("c", "histogram", "", {}, (1.0,), False, (1.0,)),
-        ("c\n", "counter", "", {}, (), False, (1.0,)),
-        ("c", "counter", "", {"a": 'x"', "b}": ""}, (), False, (1.0,)),
-        ("c", "counter", "", [], (), False, (1.0,)),
-        ("c", "counter"),
+        {"is_set": True},
+        {"values": (1.0, 2.0)},
+        {"values": ("1",)},
+        {"kind": "histogram", "bounds": (1.0,)},
+        {"family": "c\n"},
+        {"labels": {"a": 'x"', "b}": ""}},
+        {"labels": []},
     ],
 )
-def test_what_no_worker_says_is_refused(fields: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        CallableMetrics().apply(OWNER, [fields])
+def test_what_no_worker_says_is_refused(wrong: dict[str, Any]) -> None:
+    for fields in (CHANGE._replace(**wrong), ("c", "counter")):
+        with pytest.raises((ValueError, TypeError)):
+            CallableMetrics().apply(OWNER, [tuple(fields)])
 
 
 def test_a_callable_that_no_server_calls_counts_for_itself() -> None:

@@ -53,43 +53,30 @@ def complaint(**changes: Any) -> str:
 # ---- tensors ------------------------------------------------------------------------------------
 
 
-def test_positional_arguments_of_a_tensor_are_shape_dtype_name_optional() -> None:
+def test_names_are_by_position_where_there_are_none_as_arguments_of_a_tensor_are() -> None:
     tensor = Tensor((2, -1), np.int8, "mask", True)
     assert tensor == Tensor(shape=(2, -1), dtype=np.int8, name="mask", optional=True)
     assert tensor_specs([tensor], "INPUT") == (TensorSpec("mask", "INT8", (2, -1), True),)
-
-
-def test_names_are_by_position_where_there_are_none() -> None:
     tensors = [Tensor((1,), bool), Tensor((1,), bool, name="mask"), Tensor((1,), bool)]
     assert [one.name for one in tensor_specs(tensors, "INPUT")] == ["INPUT_1", "mask", "INPUT_3"]
     assert [one.name for one in tensor_specs(tensors, "OUTPUT")] == ["OUTPUT_1", "mask", "OUTPUT_3"]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "datatype"),
-    [
-        (np.float32, "FP32"),
-        (np.dtype("float32"), "FP32"),
-        (np.float32().dtype, "FP32"),
-        ("float32", "FP32"),
-        ("FP32", "FP32"),
-        ("TYPE_FP32", "FP32"),
-        (float, "FP64"),
-        (int, "INT64"),
-        (np.uint8, "UINT8"),
-        (bool, "BOOL"),
-        (np.bool_, "BOOL"),
-        ("bf16", "BF16"),
-        (bytes, "BYTES"),
-        (np.bytes_, "BYTES"),
-        (object, "BYTES"),
-        (np.object_, "BYTES"),
-        (np.dtype("S8"), "BYTES"),
-        ("bytes", "BYTES"),
-    ],
-)
-def test_dtypes(dtype: Any, datatype: str) -> None:
-    assert tensor_specs([Tensor((1,), dtype)], "INPUT")[0].datatype == datatype
+DTYPES: dict[str, list[Any]] = {
+    "FP32": [np.float32, np.dtype("float32"), np.float32().dtype, "float32", "FP32", "TYPE_FP32"],
+    "FP64": [float],
+    "INT64": [int],
+    "UINT8": [np.uint8],
+    "BOOL": [bool, np.bool_],
+    "BF16": ["bf16"],
+    "BYTES": [bytes, np.bytes_, object, np.object_, np.dtype("S8"), "bytes"],
+}
+
+
+@pytest.mark.parametrize("datatype", DTYPES)
+def test_dtypes(datatype: str) -> None:
+    specs = [tensor_specs([Tensor((1,), dtype)], "INPUT")[0] for dtype in DTYPES[datatype]]
+    assert {one.datatype for one in specs} == {datatype}
 
 
 def test_shapes_are_any_sequence_of_integers() -> None:
@@ -99,51 +86,52 @@ def test_shapes_are_any_sequence_of_integers() -> None:
     assert all(type(dim) is int for shape in specs for dim in shape)
 
 
+def dtype(given: Any) -> list[Tensor]:
+    return [Tensor((1,), given)]
+
+
+def shape(given: Any) -> list[Tensor]:
+    return [Tensor(given, "FP32")]
+
+
+def names(*given: Any) -> list[Tensor]:
+    return [Tensor((1,), "FP32", name) for name in given]
+
+
 @pytest.mark.parametrize(
     ("inputs", "text"),
     [
-        pytest.param(
-            [Tensor((1,), "float33")], "Tensor 'INPUT_1': 'float33' is no tensor datatype", id="word"
-        ),
-        pytest.param([Tensor((1,), np.complex64)], "use two float tensors", id="complex"),
-        pytest.param([Tensor((1,), np.str_)], 'str_ has no v2 datatype: use bytes ("BYTES")', id="str_"),
-        pytest.param([Tensor((1,), str)], 'str has no v2 datatype: use bytes ("BYTES")', id="str"),
-        pytest.param([Tensor((1,), "U8")], 'use bytes ("BYTES")', id="U8"),
-        pytest.param([Tensor((1,), np.timedelta64)], 'use int64 ("INT64")', id="timedelta"),
-        pytest.param([Tensor((1,), None)], "None is no tensor datatype", id="no-dtype"),
-        pytest.param([Tensor((1,), dict)], "dict is no tensor datatype", id="class"),
-        pytest.param([Tensor((1,), np.dtype(">f4"))], "has no v2 datatype", id="big-endian"),
-        pytest.param([Tensor((1,), "datetime64[s]")], 'use int64 ("INT64")', id="datetime"),
-        pytest.param([Tensor((1,), [1])], "is no tensor datatype", id="list"),
-        pytest.param([Tensor((-2,), "FP32")], "-1 for any size, got (-2,)", id="negative"),
-        pytest.param([Tensor((1.5,), "FP32")], "got (1.5,)", id="float"),  # type: ignore[arg-type]
-        pytest.param([Tensor(("a",), "FP32")], "got ('a',)", id="str"),  # type: ignore[arg-type]
-        pytest.param([Tensor(3, "FP32")], "must be a tuple of integers", id="int"),  # type: ignore[arg-type]
-        pytest.param([Tensor((1,), "FP32", name="")], "non-empty string, got ''", id="empty-name"),
-        pytest.param([Tensor((1,), "FP32", name=3)], "string, got 3", id="name"),  # type: ignore[arg-type]
-        pytest.param(
-            [Tensor((1,), "FP32", "a"), Tensor((1,), "FP32", "a")], "'a' is declared twice", id="twice"
-        ),
-        pytest.param(
-            [Tensor((1,), "FP32"), Tensor((1,), "FP32", "INPUT_1")],
-            "'INPUT_1' is declared twice",
-            id="default",
-        ),
-        pytest.param(Tensor((1,), "FP32"), "inputs must be a list of Tensor, got Tensor(", id="no-list"),
-        pytest.param(["FP32"], "inputs must be a list of Tensor, got ['FP32']", id="no-tensor"),
-        pytest.param(None, "the inputs of the callable 'infer' are not known: say inputs=[", id="none"),
-        pytest.param("", "inputs must be a list of Tensor, got ''", id="string"),
+        (dtype("float33"), "Tensor 'INPUT_1': 'float33' is no tensor datatype"),
+        (dtype(np.complex64), "use two float tensors"),
+        (dtype(np.str_), 'str_ has no v2 datatype: use bytes ("BYTES")'),
+        (dtype(str), 'str has no v2 datatype: use bytes ("BYTES")'),
+        (dtype("U8"), 'use bytes ("BYTES")'),
+        (dtype(np.timedelta64), 'use int64 ("INT64")'),
+        (dtype("datetime64[s]"), 'use int64 ("INT64")'),
+        (dtype(None), "None is no tensor datatype"),
+        (dtype(dict), "dict is no tensor datatype"),
+        (dtype([1]), "is no tensor datatype"),
+        (dtype(np.dtype(">f4")), "has no v2 datatype"),
+        (shape((-2,)), "-1 for any size, got (-2,)"),
+        (shape((1.5,)), "got (1.5,)"),
+        (shape(("a",)), "got ('a',)"),
+        (shape(3), "must be a tuple of integers"),
+        (names(""), "non-empty string, got ''"),
+        (names(3), "string, got 3"),
+        (names("a", "a"), "'a' is declared twice"),
+        (names(None, "INPUT_1"), "'INPUT_1' is declared twice"),
+        (Tensor((1,), "FP32"), "inputs must be a list of Tensor, got Tensor("),
+        (["FP32"], "inputs must be a list of Tensor, got ['FP32']"),
+        (None, "the inputs of the callable 'infer' are not known: say inputs=["),
+        ("", "inputs must be a list of Tensor, got ''"),
     ],
 )
 def test_tensors_that_cannot_be(inputs: Any, text: str) -> None:
     assert text in complaint(inputs=inputs)
 
 
-def test_outputs_cannot_be_optional() -> None:
+def test_outputs_cannot_be_optional_and_a_model_may_have_no_tensors() -> None:
     assert "output tensors cannot be optional" in complaint(outputs=[Tensor((1,), "FP32", optional=True)])
-
-
-def test_a_model_may_have_no_tensors() -> None:
     made = spec(inputs=[], outputs=[])
     assert (made.inputs, made.outputs) == ((), ())
 
@@ -161,44 +149,27 @@ def test_names_that_cannot_be(name: str) -> None:
     assert "is not allowed: it can only contain alphanumeric characters" in complaint(model_name=name)
 
 
-@pytest.mark.parametrize("name", ["", None])
-def test_names_that_are_none(name: Any) -> None:
-    assert complaint(model_name=name) == "Model name cannot be empty"
-
-
-def test_a_name_that_is_no_text() -> None:
-    assert complaint(model_name=3) == "Model name must be a string, got an object of type int"
-
-
-@pytest.mark.parametrize("version", [0, -1, "1", 1.0, True, None])
-def test_versions_that_cannot_be(version: Any) -> None:
-    assert (
-        complaint(model_version=version) == f"model_version must be an integer of at least 1, got {version!r}"
-    )
-
-
-def test_isolation_is_one_of_two() -> None:
-    assert complaint(isolation="fiber") == "isolation must be 'process' or 'thread', got 'fiber'"
+VERSION = "model_version must be an integer of at least 1, got {!r}"
+CALLABLE = "infer_func must be a callable or a non-empty sequence of callables, got "
 
 
 @pytest.mark.parametrize(
-    ("infer_func", "got"),
+    ("argument", "value", "text"),
     [
-        (None, "an object of type NoneType"),
-        ("module:function", "an object of type str"),
-        ([], "a list of nothing"),
-        ((), "a tuple of nothing"),
-        ([infer, 3], "a list of function, int"),
+        ("model_name", "", "Model name cannot be empty"),
+        ("model_name", None, "Model name cannot be empty"),
+        ("model_name", 3, "Model name must be a string, got an object of type int"),
+        *(("model_version", value, VERSION.format(value)) for value in (0, -1, "1", 1.0, True, None)),
+        ("isolation", "fiber", "isolation must be 'process' or 'thread', got 'fiber'"),
+        ("infer_func", None, CALLABLE + "an object of type NoneType"),
+        ("infer_func", "module:function", CALLABLE + "an object of type str"),
+        ("infer_func", [], CALLABLE + "a list of nothing"),
+        ("infer_func", (), CALLABLE + "a tuple of nothing"),
+        ("infer_func", [infer, 3], CALLABLE + "a list of function, int"),
     ],
 )
-def test_what_cannot_be_called(infer_func: Any, got: str) -> None:
-    text = complaint(infer_func=infer_func)
-    assert text == f"infer_func must be a callable or a non-empty sequence of callables, got {got}"
-
-
-def test_an_instance_an_element() -> None:
-    instances = spec(infer_func=(infer, infer)).instances
-    assert instances == tuple(InstanceSpec(name, "cpu", {"object": infer}) for name in ("0", "1"))
+def test_arguments_that_cannot_be(argument: str, value: Any, text: str) -> None:
+    assert complaint(**{argument: value}) == text
 
 
 # ---- how it batches -----------------------------------------------------------------------------
@@ -268,9 +239,13 @@ def closes_over(value: Any) -> Any:
     return inner
 
 
-def test_what_a_thread_serves_is_not_pickled() -> None:
+def test_each_element_is_an_instance_and_what_a_thread_serves_is_not_pickled() -> None:
     locked = Locked()
-    assert spec(infer_func=locked).instances[0].source == {"object": locked}
+    instances = spec(infer_func=(infer, locked)).instances
+    assert instances == (
+        InstanceSpec("0", "cpu", {"object": infer}),
+        InstanceSpec("1", "cpu", {"object": locked}),
+    )
 
 
 def test_no_callable_goes_to_the_front() -> None:

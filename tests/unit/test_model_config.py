@@ -31,13 +31,12 @@ def document(**more: Any) -> Any:
 
 def test_tensors_are_without_the_batch_axis() -> None:
     found = document()
-    assert [(one["name"], one["data_type"], one["dims"], one["optional"]) for one in found["input"]] == [
-        ("x", "TYPE_FP32", [-1, 3], False),
-        ("text", "TYPE_STRING", [1], True),
+    tensors = [
+        (one["name"], one["data_type"], one["dims"], one.get("optional"))
+        for one in (*found["input"], *found["output"])
     ]
-    assert [(one["name"], one["data_type"], one["dims"]) for one in found["output"]] == [
-        ("y", "TYPE_BF16", [])
-    ]
+    x, text = ("x", "TYPE_FP32", [-1, 3], False), ("text", "TYPE_STRING", [1], True)
+    assert tensors == [x, text, ("y", "TYPE_BF16", [], None)]
 
 
 def test_what_identifies_the_model() -> None:
@@ -55,21 +54,26 @@ def test_what_is_default_is_said_but_for_messages() -> None:
     assert not {"sequence_batching", "ensemble_scheduling", "optimization"} & set(found)
 
 
-def test_batches_are_as_large_as_they_may_be_where_no_size_is_preferred() -> None:
-    assert document()["dynamic_batching"] == {
-        "preferred_batch_size": [8],
-        "max_queue_delay_microseconds": 0,
-        "preserve_ordering": False,
-        "priority_levels": 0,
-        "default_priority_level": 0,
-        "priority_queue_policy": {},
-    }
+def policy(action: str, timeout_us: int, override: bool, size: int) -> dict[str, Any]:
+    times = {"default_timeout_microseconds": timeout_us, "allow_timeout_override": override}
+    return {"timeout_action": action, **times, "max_queue_size": size}
 
 
-def test_dynamic_batching_in_full() -> None:
-    strict = PolicySpec("reject", 1 << 40, True, 5)
+DEFAULTS = {
+    "preferred_batch_size": [8],  # as large as batches may be, where no size is preferred
+    "max_queue_delay_microseconds": 0,
+    "preserve_ordering": False,
+    "priority_levels": 0,
+    "default_priority_level": 0,
+    "priority_queue_policy": {},
+}
+
+
+def test_dynamic_batching() -> None:
+    assert document()["dynamic_batching"] == DEFAULTS
+    policies = ((1, PolicySpec("reject", 1 << 40, True, 5)),)
     queue = QueueSpec(
-        priority_levels=3, default_priority=2, policy=PolicySpec("delay"), policies=((1, strict),)
+        0, 0, priority_levels=3, default_priority=2, policy=PolicySpec("delay"), policies=policies
     )
     found = document(batching=BatchingSpec(500, (4, 8), preserve_ordering=True), queue=queue)
     assert found["dynamic_batching"] == {
@@ -78,20 +82,8 @@ def test_dynamic_batching_in_full() -> None:
         "preserve_ordering": True,
         "priority_levels": 3,
         "default_priority_level": 2,
-        "default_queue_policy": {
-            "timeout_action": "DELAY",
-            "default_timeout_microseconds": 0,
-            "allow_timeout_override": False,
-            "max_queue_size": 0,
-        },
-        "priority_queue_policy": {
-            "1": {
-                "timeout_action": "REJECT",
-                "default_timeout_microseconds": 1 << 40,
-                "allow_timeout_override": True,
-                "max_queue_size": 5,
-            }
-        },
+        "default_queue_policy": policy("DELAY", 0, False, 0),
+        "priority_queue_policy": {"1": policy("REJECT", 1 << 40, True, 5)},
     }
 
 

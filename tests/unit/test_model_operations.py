@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuserve.config.settings.server import ServerSettings
@@ -16,11 +16,7 @@ from gpuserve.core.states import IllegalTransition
 from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve.supervisor.control.reactor import Reactor
 from gpuserve.supervisor.models.declared_models import DeclaredModels, loaded_at_start
-from gpuserve.supervisor.models.generations import (
-    Generation,
-    GenerationState,
-    RepositoryIndex,
-)
+from gpuserve.supervisor.models.generations import Generation, GenerationState, RepositoryIndex
 from gpuserve.supervisor.models.model_operations import (
     LoadOperation,
     OperationQueues,
@@ -57,18 +53,12 @@ LIFE = (STATE.READY, STATE.RETIRING, STATE.STOPPING, STATE.GONE)
 LEGAL = set(itertools.pairwise((STATE.LOADING, *LIFE)))
 
 
-def test_a_generation_from_its_load_to_its_end(reactor: Reactor) -> None:
-    one, states = generation(reactor), []
-    for state in LIFE:
-        states.append(one.state.name)
-        one.move(state)
-    assert [*states, one.state.name] == ["LOADING", "READY", "RETIRING", "STOPPING", "GONE"]
-
-
 @given(st.lists(st.sampled_from(GenerationState), max_size=8))
+@example([*LIFE])
 def test_only_the_steps_of_the_table_are_taken(states: list[GenerationState]) -> None:
     reactor = Reactor()
     one = generation(reactor)
+    assert one.state is STATE.LOADING
     for state in states:
         before = one.state
         if (before, state) in LEGAL:
@@ -146,18 +136,17 @@ def test_all_that_waits_is_given_up_at_once() -> None:
 
 
 def test_what_clients_and_programs_are_told_of_a_failure() -> None:
-    assert str(refused_load(SPEC, "cpu#0", "no weights")) == (
-        "load failed for model 'm': version 1 is at UNAVAILABLE state: no weights;\n"
-    )
-    assert str(failed_start(SPEC, "cpu#0", "no weights")) == (
-        "model 'm': instance cpu#0 could not be started: no weights"
-    )
+    refused = "load failed for model 'm': version 1 is at UNAVAILABLE state: no weights;\n"
+    assert str(refused_load(SPEC, "cpu#0", "no weights")) == refused
+    failed = "model 'm': instance cpu#0 could not be started: no weights"
+    assert str(failed_start(SPEC, "cpu#0", "no weights")) == failed
 
 
 def test_the_index_of_a_model(reactor: Reactor) -> None:
     index = RepositoryIndex(DeclaredModels([SPEC]))
     assert index.states("m", []) == ((0, "", ""),)
-    assert index.states("absent", []) == ()
+    index.unavailable("absent", 1, "no weights")
+    assert index.states("absent", []) == (), "it cannot be loaded again"
     index.unavailable("m", 1, "no weights")
     assert index.states("m", []) == [(1, "UNAVAILABLE", "no weights")]
     loading = generation(reactor, 1)
@@ -166,12 +155,6 @@ def test_the_index_of_a_model(reactor: Reactor) -> None:
     assert index.states("m", [retiring, loading, ready]) == [(1, "READY", ""), (2, "UNLOADING", "")]
     index.forget("m", 1)
     assert index.states("m", []) == ((0, "", ""),)
-
-
-def test_the_index_forgets_what_cannot_be_loaded_again() -> None:
-    index = RepositoryIndex(DeclaredModels([]))
-    index.unavailable("m", 1, "no weights")
-    assert index.states("m", []) == ()
 
 
 def test_declared_models() -> None:

@@ -34,6 +34,9 @@ def driver(version: int, *, ready: bool = True, was_ready: bool | None = None) -
 
 def test_the_highest_version_that_was_ready_is_the_latest() -> None:
     table = new_table()
+    waiting = driver(2, ready=False)
+    table.serve("m", [driver(1, ready=False), waiting])
+    assert table.find("m", "") is waiting, "before any is ready, requests wait for the highest"
     one, two, ten = driver(1), driver(2), driver(10, ready=False)
     table.serve("m", [ten, one, two])
     assert table.latest["m"] is two
@@ -50,46 +53,40 @@ def test_the_highest_version_that_was_ready_is_the_latest() -> None:
     assert (table.latest, table.all()) == ({}, [])
 
 
-def test_before_any_is_ready_requests_wait_for_the_highest() -> None:
-    table = new_table()
-    one, two = driver(1, ready=False), driver(2, ready=False)
-    table.serve("m", [one, two])
-    assert table.find("m", "") is two
+NOT_FOUND = "Request for unknown model: 'm' version 3 is not found"
 
 
 @pytest.mark.parametrize(
-    ("version", "error", "text"),
+    ("served", "states", "version", "text"),
     [
-        ("", NotFound, "Request for unknown model: 'm' has no available versions"),
-        ("2", Unavailable, "Request for unknown model: 'm' version 2 is not at ready state"),
-        ("3", NotFound, "Request for unknown model: 'm' version 3 is not found"),
+        (
+            (),
+            [(2, "UNAVAILABLE", "unloaded")],
+            "",
+            "Request for unknown model: 'm' has no available versions",
+        ),
+        (
+            (),
+            [(2, "UNAVAILABLE", "unloaded")],
+            "2",
+            "Request for unknown model: 'm' version 2 is not at ready state",
+        ),
+        ((), [(2, "UNAVAILABLE", "unloaded")], "3", NOT_FOUND),
+        ((1,), [], "3", f"{NOT_FOUND}, only version 1 is"),
+        ((2, 11), [], "3", f"{NOT_FOUND}, only versions 2, 11 are"),
+        ((), [], "", "Request for unknown model: 'm' is not found"),
+        ((), [], "1", "Request for unknown model: 'm' is not found"),
     ],
 )
-def test_what_is_known_and_not_served(version: str, error: type[Exception], text: str) -> None:
-    table = new_table()
-    table.set_states("m", [(2, "UNAVAILABLE", "unloaded")])
-    with pytest.raises(error) as raised:
-        table.find("m", version)
-    assert str(raised.value) == text
-
-
-def test_the_versions_that_there_are_instead() -> None:
-    table = new_table()
-    for versions, text in (([1], "only version 1 is"), ([2, 11], "only versions 2, 11 are")):
-        table.serve("m", map(driver, versions))
-        with pytest.raises(NotFound) as raised:
-            table.find("m", "3")
-        assert str(raised.value) == f"Request for unknown model: 'm' version 3 is not found, {text}"
-
-
-def test_what_is_not_known() -> None:
+def test_what_is_not_served(served: tuple[int, ...], states: Any, version: str, text: str) -> None:
     table = new_table()
     table.set_states("m", [(0, "", "")])
-    table.set_states("m", [])
-    assert "m" not in table.names()
-    for version in ("", "1"):
-        with pytest.raises(NotFound, match=r"^Request for unknown model: 'm' is not found$"):
-            table.find("m", version)
+    table.serve("m", map(driver, served))
+    table.set_states("m", states)
+    with pytest.raises(Unavailable if "ready state" in text else NotFound) as raised:
+        table.find("m", version)
+    assert str(raised.value) == text
+    assert ("m" in table.names()) == bool(served or states)
 
 
 def test_the_index() -> None:
@@ -120,8 +117,7 @@ def test_anything_else_is_refused_for_what_it_is(text: str) -> None:
         number = version_number("m", text)
     except InvalidArgument as error:
         told = str(error)
-    assert (
-        told.endswith("version should be an integral value > 0 for model 'm'")
-        if told
-        else number == int(text) > 0
-    )
+    if told:
+        assert told.endswith("version should be an integral value > 0 for model 'm'")
+    else:
+        assert number == int(text) > 0

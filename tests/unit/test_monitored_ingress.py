@@ -26,12 +26,7 @@ from gpuserve.core.errors import ConfigError
 from gpuserve.devices.placement import n_processors
 from gpuserve.front.ingress.channel_messages import IngressStatus
 from gpuserve.front.ingress.ingress_process import STATUS_S, StatusReporter
-from gpuserve.front.ingress.monitored_ingress import (
-    SILENT_S,
-    IngressTally,
-    RestartBackoff,
-    choose_ingress,
-)
+from gpuserve.front.ingress.monitored_ingress import SILENT_S, IngressTally, RestartBackoff, choose_ingress
 from gpuserve.front.net.admission import Admission, Limits, ingress_share
 from gpuserve.front.net.server import IngressRow
 from gpuserve.front.observability.metrics.prometheus import page
@@ -46,16 +41,13 @@ class Candidate:
     last_heard_at: float
 
 
-def test_the_process_with_the_fewest_connections_gets_the_next() -> None:
+def test_the_process_with_the_fewest_connections_that_is_not_silent_gets_the_next() -> None:
     candidates = [Candidate(2, 0.0), Candidate(1, 0.0), Candidate(1, 0.0)]
     assert choose_ingress(candidates, 1.0) is candidates[1]
     assert choose_ingress([], 1.0) is None
-
-
-def test_a_silent_process_is_passed_over_unless_all_are_silent() -> None:
     silent, busy = Candidate(0, 0.0), Candidate(9, SILENT_S)
     assert choose_ingress([silent, busy], SILENT_S) is busy
-    assert choose_ingress([silent, busy], 9 * SILENT_S) is silent
+    assert choose_ingress([silent, busy], 9 * SILENT_S) is silent, "all are silent"
 
 
 def test_a_process_restarts_at_once_and_with_backoff_if_it_dies_young() -> None:
@@ -114,17 +106,13 @@ def test_the_metrics_are_sums() -> None:
     assert b"gpuserve_door_" not in page(connection_families(admission))
 
 
-def status_of(n_unaware: int) -> IngressStatus:
-    return SAID._replace(notice=1, n_unaware=n_unaware)
-
-
 @pytest.mark.thorough
 async def test_the_state_of_a_drain_is_sent_when_it_changes() -> None:
     """Without a change the state is sent a few times a second."""
     looks = iter([3, 3, 2, 2, 2, 0])
     said: list[IngressStatus] = []
     loop = asyncio.get_running_loop()
-    reports = StatusReporter(lambda: status_of(next(looks, 0)), said.append)
+    reports = StatusReporter(lambda: SAID._replace(notice=1, n_unaware=next(looks, 0)), said.append)
     began = loop.time()
     reports.report_now()
     async with asyncio.timeout(5):
@@ -141,11 +129,8 @@ def test_processes_share_the_limits_of_one() -> None:
     part = ingress_share(settings)
     assert (part.max_unsent_nbytes, part.max_half_requests, part.max_streams) == (34, 4, 5462)
     assert part.max_connections == settings.max_connections
-
-
-def test_one_address_has_its_part_of_the_limit_of_all_processes() -> None:
     admission = Admission(Limits(max_connections=100), n_descriptors=32, n_spare=0, n_processes=4)
-    assert sum(admission.admit("10.0.0.1", 3) for _ in range(100)) == 75
+    assert sum(admission.admit("10.0.0.1", 3) for _ in range(100)) == 75, "the part of one address"
 
 
 # ---- the setting ----------------------------------------------------------------------------------
@@ -189,39 +174,39 @@ def test_a_container_has_the_processors_of_its_quota(
     assert n_processors(str(tmp_path)) == processors
 
 
-def test_a_number_is_taken_as_it_is(tmp_path: Path) -> None:
-    assert configured(tmp_path, ingress_processes=3).ingress_processes == 3
-    found = load_file(str(tmp_path / "config.yaml"), {"GPUSERVE_SERVER__INGRESS_PROCESSES": "2"})
+@pytest.mark.parametrize("name", ["ingress_processes", "doors"])
+def test_a_number_is_taken_as_it_is_also_by_the_former_name_of_the_key(tmp_path: Path, name: str) -> None:
+    assert configured(tmp_path, **{name: 3}).ingress_processes == 3
+    found = load_file(str(tmp_path / "config.yaml"), {f"GPUSERVE_SERVER__{name.upper()}": "2"})
     assert found.settings.ingress_processes == 2
+    assert Server(**{name: 3}).settings.ingress_processes == 3
+    with pytest.raises(
+        ConfigProblems, match=rf"^[^ ]*config.yaml:\d+:\d+: server\.{name}: expected an integer"
+    ):
+        configured(tmp_path, **{name: -1})
 
 
-def test_the_former_name_of_the_key_is_accepted(tmp_path: Path) -> None:
-    assert configured(tmp_path, doors=3).ingress_processes == 3
-    found = load_file(str(tmp_path / "config.yaml"), {"GPUSERVE_SERVER__DOORS": "2"})
-    assert found.settings.ingress_processes == 2
-    assert Server(doors=3).settings == Server(ingress_processes=3).settings
+def test_both_names_of_the_key_are_one_too_many(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="given by both of its names"):
         Server(doors=3, ingress_processes=3)
     with pytest.raises(ConfigProblems, match=r"'ingress_processes' is already given in line \d+ as 'doors'"):
         configured(tmp_path, doors=3, ingress_processes=3)
-    with pytest.raises(
-        ConfigProblems, match=r"^[^ ]*config.yaml:\d+:\d+: server\.doors: expected an integer"
-    ):
-        configured(tmp_path, doors=-1)
 
 
 MANY = 1 << 24
-REFUSALS = [
-    (0, "at least 1"),
-    (-2, "at least 1"),
-    (1.5, "an integer"),
-    ("many", "'auto'"),
-    ("true", "an integer"),
-    (MANY, f"each ingress process takes {DESCRIPTORS_PER_INGRESS}: expected at most .*, got {MANY}"),
-]
 
 
-@pytest.mark.parametrize(("processes", "expected"), REFUSALS)
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        (0, "at least 1"),
+        (-2, "at least 1"),
+        (1.5, "an integer"),
+        ("many", "'auto'"),
+        ("true", "an integer"),
+        (MANY, f"each ingress process takes {DESCRIPTORS_PER_INGRESS}: expected at most .*, got {MANY}"),
+    ],
+)
 def test_a_wrong_number_is_refused(tmp_path: Path, processes: Any, expected: str) -> None:
     with pytest.raises(ConfigProblems, match=expected):
         configured(tmp_path, ingress_processes=processes)

@@ -26,17 +26,8 @@ PIECES = st.sampled_from([*HEADS, b"\r\n", b"--B", b"\r\n--B", b"--", b"\r\n\r\n
 def test_the_parts_of_a_form_arrive(data: bytes, numbers: list[float]) -> None:
     assume(b"\r\n--B" not in b"\r\n" + data)
     text = json.dumps(numbers).encode()
-    form = [
-        b"--B\r\n",
-        HEADS[1],
-        b"\r\n\r\n",
-        data,
-        b"\r\n--B\r\n",
-        HEADS[3],
-        b"\r\n\r\n",
-        text,
-        b"\r\n--B--",
-    ]
+    first_part, second_part = [HEADS[1], b"\r\n\r\n", data], [HEADS[3], b"\r\n\r\n", text]
+    form = [b"--B\r\n", *first_part, b"\r\n--B\r\n", *second_part, b"\r\n--B--"]
     body, json_nbytes = binary_body(form, "B", SPEC)
     first, second = json.loads(body[:json_nbytes])["inputs"]
     assert (first["name"], first["shape"]) == ("a", [1, 1])

@@ -22,6 +22,7 @@ from gpuserve.model.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 LONG_S, SOON_S = PATIENCE_S * 2, PATIENCE_S / 2
+NO_INSTANCE = "model 'm' has no live instance"
 SPEC = ModelSpec(
     name="m",
     version=1,
@@ -51,10 +52,16 @@ def request(device: str = "") -> InferRequest:
     return InferRequest("m", "", "", {}, [InputTensor("x", "FP32", (1, 1), data)], (), None, regions=regions)
 
 
-async def test_requests_wait_while_instances_load_for_the_first_time() -> None:
+async def test_requests_are_refused_once_every_instance_is_down_for_long() -> None:
     async with opened() as driver:
         driver.submit(request())
+        assert driver.unfinished == 1, "requests wait while instances load for the first time"
+        driver.workers.instance_down("a", "it died", LONG_S)
         assert driver.unfinished == 1
+        driver.workers.instance_down("b", "it died", LONG_S)
+        assert driver.unfinished == 0
+        with pytest.raises(Unavailable, match=NO_INSTANCE):
+            driver.submit(request())
 
 
 async def test_requests_wait_while_any_instance_is_due_soon() -> None:
@@ -66,17 +73,6 @@ async def test_requests_wait_while_any_instance_is_due_soon() -> None:
         driver.workers.instance_down("b", "it died", SOON_S)
         driver.workers.instance_down("a", "it died", LONG_S)  # the order in which they die does not matter
         assert driver.unfinished == 1
-
-
-async def test_requests_are_refused_once_every_instance_is_down_for_long() -> None:
-    async with opened() as driver:
-        driver.submit(request())
-        driver.workers.instance_down("a", "it died", LONG_S)
-        assert driver.unfinished == 1
-        driver.workers.instance_down("b", "it died", LONG_S)
-        assert driver.unfinished == 0
-        with pytest.raises(Unavailable, match="model 'm' has no live instance"):
-            driver.submit(request())
 
 
 async def test_what_must_run_on_a_device_is_refused_once_its_instances_are_down_for_long() -> None:
@@ -97,21 +93,32 @@ async def test_what_must_run_on_a_device_is_refused_once_its_instances_are_down_
         assert driver.unfinished == 0
 
 
+@contextlib.asynccontextmanager
+async def without_workers(monkeypatch: pytest.MonkeyPatch, spec: ModelSpec) -> AsyncIterator[Scene]:
+    """A model whose workers died, and that waits for little time."""
+    monkeypatch.setattr(instances, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(model_workers, "_RECHECK_S", 0.06)
+    scene = Scene(driver_scene.SPEC)
+    scene.driver.resize(spec)
+    try:
+        for worker in scene.workers:
+            worker.die()
+        await scene.settle()
+        yield scene
+    finally:
+        scene.driver.close()
+
+
 async def test_requests_are_refused_when_nobody_says_when_an_instance_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its supervisor is stopped, or the program that serves it; or its load takes long."""
-    monkeypatch.setattr(instances, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(model_workers, "_RECHECK_S", 0.06)
-    async with in_scene() as scene:
-        for worker in scene.workers:
-            worker.die()
-        await scene.settle()
+    async with without_workers(monkeypatch, driver_scene.SPEC) as scene:
         scene.driver.workers.instance_down("a", "it died", 0.0)  # its load begins, and does not end
         scene.submit(1, 1.0, None)
-        with pytest.raises(Unavailable, match="model 'm' has no live instance"):
+        with pytest.raises(Unavailable, match=NO_INSTANCE):
             await asyncio.wait_for(scene.pending[0].answer, 1)
-        with pytest.raises(Unavailable, match="model 'm' has no live instance"):
+        with pytest.raises(Unavailable, match=NO_INSTANCE):
             scene.driver.submit(driver_scene.request(1, 1.0))
         await scene.revive(0)
         scene.submit(1, 1.0, None)
@@ -122,23 +129,8 @@ async def test_requests_are_refused_when_nobody_says_when_an_instance_comes_back
 async def test_a_new_instance_that_does_not_come_is_waited_for_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(instances, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(model_workers, "_RECHECK_S", 0.06)
-    async with in_scene() as scene:
-        new = (*SPEC.instances, InstanceSpec("c", "cpu", {}))
-        scene.driver.resize(dataclasses.replace(scene.driver.spec, instances=new))
-        for worker in scene.workers:
-            worker.die()
-        await scene.settle()
+    new = (*SPEC.instances, InstanceSpec("c", "cpu", {}))
+    async with without_workers(monkeypatch, dataclasses.replace(driver_scene.SPEC, instances=new)) as scene:
         scene.submit(1, 1.0, None)
-        with pytest.raises(Unavailable, match="model 'm' has no live instance"):
+        with pytest.raises(Unavailable, match=NO_INSTANCE):
             await asyncio.wait_for(scene.pending[0].answer, 1)
-
-
-@contextlib.asynccontextmanager
-async def in_scene() -> AsyncIterator[Scene]:
-    scene = Scene(driver_scene.SPEC)
-    try:
-        yield scene
-    finally:
-        scene.driver.close()

@@ -16,25 +16,13 @@ from gpuserve.config.settings.server import ServerSettings, TraceSettings
 from gpuserve.model.options import checked, rows
 from gpuserve.model.spec import BatchingSpec, PolicySpec, QueueSpec
 
-#: As text, of which YAML makes a number.
-NUMBERS = [
-    "1" + "0" * 400,
-    "-1" + "0" * 400,
-    "18446744073709551616",
-    "0x" + "f" * 5000,
-    "1e400",
-    ".inf",
-    "-.inf",
-    ".nan",
-]
+NUMBERS = ["1" + "0" * 400, "-1" + "0" * 400, "18446744073709551616", "0x" + "f" * 5000]
+NUMBERS += ["1e400", ".inf", "-.inf", ".nan"]
 #: Read as a length of time.
 DURATIONS = ["9" * 400, "9" * 400 + "s", "1" + "0" * 330 + "us"]
-MODEL = {
-    "name": "m",
-    "callable": "pkg.mod:f",
-    "inputs": [{"name": "x", "dtype": "FP32", "shape": [1]}],
-    "outputs": [{"name": "y", "dtype": "FP32", "shape": [1]}],
-}
+MODEL: dict[str, Any] = {"name": "m", "callable": "pkg.mod:f"}
+MODEL["inputs"] = [{"name": "x", "dtype": "FP32", "shape": [1]}]
+MODEL["outputs"] = [{"name": "y", "dtype": "FP32", "shape": [1]}]
 
 
 def _numeric(schema: dict[str, Any], name: str) -> Iterator[tuple[str, ...]]:

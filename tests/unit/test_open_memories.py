@@ -12,11 +12,9 @@ import pytest
 from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from present import present
 
-from gpuserve_worker.cuda.copies.ipc_regions import (
-    CudaMemoryRegion,
-    DeviceRegions,
-)
+from gpuserve_worker.cuda.copies.ipc_regions import CudaMemoryRegion, DeviceRegions
 from gpuserve_worker.cuda.device.arrays import MemoryLease
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.runtime import CudaError, Runtime
@@ -108,9 +106,8 @@ class Regions:
 
     def __init__(self) -> None:
         self.library = Library()
-        self.device = CudaDevice(
-            Runtime(self.library, self.library, lambda _: 0), 0, 11, 12, 0, 0, lambda _: None
-        )
+        runtime = Runtime(self.library, self.library, lambda _: 0)
+        self.device = CudaDevice(runtime, 0, 11, 12, 0, 0, lambda _: None)
         self.faults: list[BaseException] = []
         self.table = DeviceRegions(self.device, ClientRegions(), self.faults.append)
         self.told: list[str] = []
@@ -123,6 +120,12 @@ class Regions:
     def close(self, region: CudaMemoryRegion) -> None:
         region.close()
         self.settle()
+
+    def hold(self) -> threading.Event:
+        """Have the thread that opens handles wait for the event."""
+        held = threading.Event()
+        self.device.opened.thread.later(lambda: held.wait(10) and None)
+        return held
 
     def settle(self) -> None:
         self.device.opened.thread.wait()
@@ -157,9 +160,8 @@ def test_one_handle_is_opened_once_and_closed_with_its_last_user(regions: Region
 
 
 def test_a_handle_that_somebody_wants_again_is_closed_before_it_is_opened(regions: Regions) -> None:
-    held = threading.Event()
     first = regions.open(64, handle(1))
-    regions.device.opened.thread.later(lambda: held.wait(10) and None)
+    held = regions.hold()
     first.close()
     second = regions.table.open(64, handle(1), regions.told.append)
     held.set()
@@ -173,12 +175,10 @@ def test_a_handle_that_somebody_wants_again_is_closed_before_it_is_opened(region
 
 
 def test_who_needs_a_handle_waits_until_it_is_open(regions: Regions) -> None:
-    held = threading.Event()
-    regions.device.opened.thread.later(lambda: held.wait(10) and None)
+    held = regions.hold()
     region = regions.table.open(64, handle(1), regions.told.append)
     assert region.opening is not None
-    assert regions.table.any_opening
-    assert regions.told == []
+    assert (regions.table.any_opening, regions.told) == (True, [])
     found: list[int] = []
     waiting = threading.Thread(target=lambda: found.append(region.address(Place(1, 4, 4))))
     waiting.start()
@@ -221,8 +221,7 @@ def test_the_driver_is_given_the_handle_by_value() -> None:
         return 0
 
     library = Library()
-    at = ctypes.cast(opened, ctypes.c_void_p).value
-    assert at is not None
+    at = present(ctypes.cast(opened, ctypes.c_void_p).value)
     library.cuIpcOpenMemHandle_v2 = ctypes.CFUNCTYPE(ctypes.c_int)(at)  # type: ignore[method-assign]
     given = bytes(range(192, 256))
     assert Runtime(library, library, lambda _: 0).open_memory(given) == 1 << 47

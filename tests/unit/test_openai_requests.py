@@ -97,14 +97,8 @@ def test_a_text_ends_where_its_first_stop_is_complete_however_it_is_cut(
 
 def test_only_what_may_begin_a_stop_is_held_back() -> None:
     cut = StoppableText(StopSequences(["END", "DONE"]))
-    assert [cut.feed(one) for one in ("so E", "N", "s", " D", "ON", "T")] == [
-        "so ",
-        "",
-        "ENs",
-        " ",
-        "",
-        "DONT",
-    ]
+    fed = [cut.feed(one) for one in ("so E", "N", "s", " D", "ON", "T")]
+    assert fed == ["so ", "", "ENs", " ", "", "DONT"]
 
 
 def cut_cpu_s(n: int) -> float:
@@ -126,8 +120,9 @@ def test_the_time_for_stops_grows_with_the_text_and_no_faster() -> None:
 # ---- one answer ------------------------------------------------------------------------------------
 
 
-def texts(choice: AnswerChoice, given_: list[Any]) -> str:
-    made = ""
+def texts(limit: int | None, stops: Any, *given_: Any) -> str:
+    """The text of one answer to which this is added, and how it ends."""
+    choice, made = AnswerChoice(limit, StopSequences(stops)), ""
     for one in given_:
         delta = choice.add(one)
         made += delta.text if delta else ""
@@ -139,23 +134,18 @@ def texts(choice: AnswerChoice, given_: list[Any]) -> str:
 
 
 def test_an_answer_ends_at_its_limit_its_stop_or_its_end() -> None:
-    assert texts(AnswerChoice(2, StopSequences(())), ["a", "b", "c"]) == "ab|length"
-    assert texts(AnswerChoice(None, StopSequences(["b"])), ["ab", "c"]) == "a|stop"
-    assert texts(AnswerChoice(5, StopSequences(["cd"])), ["a", "c"]) == "ac|stop"
-    assert (
-        texts(AnswerChoice(5, StopSequences(())), ["a", Token("b", finish_reason="content_filter"), "c"])
-        == "ab|content_filter"
-    )
+    assert texts(2, (), "a", "b", "c") == "ab|length"
+    assert texts(None, ["b"], "ab", "c") == "a|stop"
+    assert texts(5, ["cd"], "a", "c") == "ac|stop"
+    assert texts(5, (), "a", Token("b", finish_reason="content_filter"), "c") == "ab|content_filter"
     counted = AnswerChoice(None, StopSequences(()))
-    texts(counted, ["a", Token("bc", count=2), Usage(prompt_tokens=9)])
+    for one in ("a", Token("bc", count=2), Usage(prompt_tokens=9)):
+        counted.add(one)
     assert counted.usage == (9, 3)
-
-
-def test_what_is_no_text_is_an_error() -> None:
     with pytest.raises(TypeError, match="gives str, Token, ToolCall or Usage, but one gave int"):
-        AnswerChoice(None, StopSequences(())).add(5)
+        counted.add(5)
     with pytest.raises(ValueError, match="finish_reason must be one of"):
-        AnswerChoice(None, StopSequences(())).add(Token("a", finish_reason="tired"))
+        counted.add(Token("a", finish_reason="tired"))
 
 
 # ---- bodies ----------------------------------------------------------------------------------------
@@ -167,7 +157,7 @@ def chat(**more: Any) -> ChatRequest:
 
 
 def test_nulls_are_what_is_not_said() -> None:
-    members = (
+    members = [
         "stop",
         "n",
         "stream",
@@ -177,7 +167,7 @@ def test_nulls_are_what_is_not_said() -> None:
         "stream_options",
         "tools",
         "seed",
-    )
+    ]
     assert chat(**dict.fromkeys(members)) == chat()
     assert (chat().n, chat().stop, chat().token_limit) == (1, (), None)
 
@@ -194,60 +184,46 @@ def test_messages_in_parts() -> None:
 def test_each_answer_has_one_prompt_and_a_seed_of_its_own() -> None:
     body = b'{"model": "m", "prompt": ["a", "b"], "n": 2, "seed": 5}'
     each = request_for_each_answer(parse_request(CompletionRequest, body, {}))
-    assert [(one.prompt, one.seed, one.n) for one in each] == [
-        ("a", 5, 1),
-        ("a", 6, 1),
-        ("b", 5, 1),
-        ("b", 6, 1),
-    ]
+    found = [(one.prompt, one.seed, one.n) for one in each]
+    assert found == [("a", 5, 1), ("a", 6, 1), ("b", 5, 1), ("b", 6, 1)]
+
+
+PROMPT = "prompt: expected a string, a list of strings"
+COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({}, "prompt: field required"),
+    ({"prompt": []}, PROMPT),
+    ({"prompt": ["a", [1]]}, PROMPT),
+    ({"best_of": 2}, "best_of: all generated answers are returned"),
+    ({"prompt": ["a"] * 200, "n": 2}, "prompt: expected at most 256 answers"),
+    ({"prompt": [1], "echo": True}, "echo: only a prompt of text"),
+    ({"prompt": "a" * 40_000, "echo": True, "n": 128}, "echo: expected at most 4194304 "),
+    ({"stop": ["b", "c" * 1025]}, "stop: expected at most 1024 char"),
+    ({f"x{i}": 0 for i in range(257)}, "expected at most 256 mem"),
+    ({"temperature": ["long"] * 99}, "temperature: expected a number, given a list"),
+    ({"logit_bias": {"k" * 999: "x"}}, f"logit_bias.{'k' * 64}: expected a number"),
+    ({"model": "m" * 129}, "model: expected at most 128 char"),
+    ({"logprobs": 6}, "logprobs: expected at most 5, given 6"),
+]
+EMBEDDINGS: list[tuple[dict[str, Any], str]] = [
+    ({"input": ["a"] * 2049}, "input: expected at most 2048 of them, given 2049"),
+    ({"input": [True]}, "input: expected a string"),
+    ({"encoding_format": "hex"}, "encoding_format: expected 'float' or 'base64', given"),
+    ({"dimensions": 0}, "dimensions: expected at least 1, given 0"),
+    ({"input": ["a", ""]}, "input: expected texts that are not empty"),
+]
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "text"),
+    ("kind", "member", "more", "text"),
     [
-        (CompletionRequest, {}, "prompt: field required"),
-        (CompletionRequest, {"prompt": []}, "prompt: expected a string, a list of strings"),
-        (CompletionRequest, {"prompt": ["a", [1]]}, "prompt: expected a string, a list of strings"),
-        (CompletionRequest, {"prompt": "a", "best_of": 2}, "best_of: all generated answers are returned"),
-        (CompletionRequest, {"prompt": ["a"] * 200, "n": 2}, "prompt: expected at most 256 answers"),
-        (CompletionRequest, {"prompt": [1], "echo": True}, "echo: only a prompt of text"),
-        (
-            CompletionRequest,
-            {"prompt": "a" * 40_000, "echo": True, "n": 128},
-            "echo: expected at most 4194304 ",
-        ),
-        (CompletionRequest, {"prompt": "a", "stop": ["b", "c" * 1025]}, "stop: expected at most 1024 char"),
-        (CompletionRequest, {"prompt": "a", **{f"x{i}": 0 for i in range(257)}}, "expected at most 256 mem"),
-        (
-            CompletionRequest,
-            {"prompt": "a", "temperature": ["long"] * 99},
-            "temperature: expected a number, given a list",
-        ),
-        (
-            CompletionRequest,
-            {"prompt": "a", "logit_bias": {"k" * 999: "x"}},
-            f"logit_bias.{'k' * 64}: expected a number",
-        ),
-        (
-            CompletionRequest,
-            {"prompt": "a", "model": "m" * 129},
-            "model: expected at most 128 char",
-        ),
-        (EmbeddingRequest, {"input": ["a"] * 2049}, "input: expected at most 2048 of them, given 2049"),
-        (EmbeddingRequest, {"input": [True]}, "input: expected a string"),
-        (
-            EmbeddingRequest,
-            {"input": "a", "encoding_format": "hex"},
-            "encoding_format: expected 'float' or 'base64', given",
-        ),
-        (EmbeddingRequest, {"input": "a", "dimensions": 0}, "dimensions: expected at least 1, given 0"),
-        (EmbeddingRequest, {"input": ["a", ""]}, "input: expected texts that are not empty"),
-        (CompletionRequest, {"prompt": "a", "logprobs": 6}, "logprobs: expected at most 5, given 6"),
+        *((CompletionRequest, "prompt", *one) for one in COMPLETIONS),
+        *((EmbeddingRequest, "input", *one) for one in EMBEDDINGS),
     ],
 )
-def test_a_wrong_body(kind: Any, more: dict[str, Any], text: str) -> None:
+def test_a_wrong_body(kind: Any, member: str, more: dict[str, Any], text: str) -> None:
+    body = {"model": "m", **({member: "a"} if more else {}), **more}
     with pytest.raises(BadRequest) as found:
-        parse_request(kind, json.dumps({"model": "m", **more}).encode(), {})
+        parse_request(kind, json.dumps(body).encode(), {})
     assert str(found.value).startswith(text)
     assert len(str(found.value)) < 300
 
@@ -259,8 +235,16 @@ NAMED = 'expected "function" to be an object with a name'
 CUSTOM = {"type": "custom", "custom": {"name": "sing"}}
 
 
-def assistant(call: Any) -> list[dict[str, Any]]:
-    return [{"role": "assistant", "tool_calls": [call]}]
+FORMAT = 'response_format: expected the type "text", "json_object" or "json_schema", given "yaml"'
+BIAS = "logit_bias: expected numbers of tokens with a bias from -100 to 100, given"
+
+
+def assistant(call: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+
+
+def tool(function: dict[str, Any]) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": function}]}
 
 
 @pytest.mark.parametrize(
@@ -269,22 +253,13 @@ def assistant(call: Any) -> list[dict[str, Any]]:
         ({"tools": [TOOL, {"type": "foo"}]}, f'tools.1: {KINDS}, given "foo"'),
         ({"tools": [{}]}, f"tools.0: {KINDS}, given null"),
         ({"tools": [{"type": "function"}]}, f"tools.0: {NAMED}"),
-        (
-            {"tools": [{"type": "function", "function": {"name": ""}}]},
-            f"tools.0: {NAMED}",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]},
-            'tools.0: expected "parameters" to be an object',
-        ),
+        (tool({"name": ""}), f"tools.0: {NAMED}"),
+        (tool({"name": "f", "parameters": "x"}), 'tools.0: expected "parameters" to be an object'),
         ({"tools": ["f"]}, 'tools.0: expected an object, given "f"'),
         ({"tool_choice": "foo"}, f'tool_choice: {CHOICES}, given "foo"'),
         ({"tool_choice": {"type": "foo"}}, f'tool_choice: {KINDS}, given "foo"'),
         ({"tool_choice": {"type": "function"}}, f"tool_choice: {NAMED}"),
-        (
-            {"response_format": {"type": "yaml"}},
-            'response_format: expected the type "text", "json_object" or "json_schema", given "yaml"',
-        ),
+        ({"response_format": {"type": "yaml"}}, FORMAT),
         ({"response_format": "json"}, 'response_format: expected an object, given "json"'),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
@@ -294,18 +269,9 @@ def assistant(call: Any) -> list[dict[str, Any]]:
             {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
             'messages.0.content: expected each part of the type "text" to have a text',
         ),
-        (
-            {"messages": assistant({"type": "function", "function": {}})},
-            f"messages.0.tool_calls.0: {NAMED}",
-        ),
-        (
-            {"logit_bias": {"seven": 1}},
-            'logit_bias: expected numbers of tokens with a bias from -100 to 100, given "seven": 1.0',
-        ),
-        (
-            {"logit_bias": {"7": 101}},
-            'logit_bias: expected numbers of tokens with a bias from -100 to 100, given "7": 101.0',
-        ),
+        (assistant({"type": "function", "function": {}}), f"messages.0.tool_calls.0: {NAMED}"),
+        ({"logit_bias": {"seven": 1}}, f'{BIAS} "seven": 1.0'),
+        ({"logit_bias": {"7": 101}}, f'{BIAS} "7": 101.0'),
     ],
 )
 def test_a_wrong_member_is_refused_by_name_whatever_the_model_does(more: dict[str, Any], text: str) -> None:
@@ -317,17 +283,14 @@ def test_a_wrong_member_is_refused_by_name_whatever_the_model_does(more: dict[st
 def test_tools_formats_and_calls_of_openais_api_are_accepted() -> None:
     for choice in (None, "none", "auto", "required", TOOL, CUSTOM, {"type": "allowed_tools"}):
         assert chat(tools=[TOOL, CUSTOM], tool_choice=choice).tools == [TOOL, CUSTOM]
-    chat(messages=assistant({"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}))
+    chat(**assistant({"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}))
     parts = [{"type": "text", "text": ""}, {"type": "image_url", "image_url": {"url": "x"}}]
     chat(messages=[{"role": "user", "content": parts}], logit_bias={"7": -100})
+    assert chat(response_format=None).answer_schema is None
+    assert chat(response_format={"type": "text"}).answer_schema is None
+    assert chat(response_format={"type": "json_object"}).answer_schema == {"type": "object"}
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}}
-    for given_, answer in (
-        (None, None),
-        ({"type": "text"}, None),
-        ({"type": "json_object"}, {"type": "object"}),
-        (schema, {"type": "array"}),
-    ):
-        assert chat(response_format=given_).answer_schema == answer
+    assert chat(response_format=schema).answer_schema == {"type": "array"}
 
 
 def test_the_tools_of_a_chat_template() -> None:
@@ -338,22 +301,19 @@ def test_the_tools_of_a_chat_template() -> None:
             chat(**more).template_tools()
 
 
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=4),
+    SCALARS | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
 MEMBERS = st.sampled_from([*ChatRequest.model_fields, "prompt", "input", "suffix", "echo", "dimensions"])
 
 
-@given(
-    st.sampled_from([ChatRequest, CompletionRequest, EmbeddingRequest]),
-    st.dictionaries(MEMBERS, JSON, max_size=4),
-)
+KINDS_OF_REQUESTS = st.sampled_from([ChatRequest, CompletionRequest, EmbeddingRequest])
+
+
+@given(KINDS_OF_REQUESTS, st.dictionaries(MEMBERS, JSON, max_size=4))
 def test_any_body_is_read_or_refused_with_a_sentence(kind: Any, more: dict[str, Any]) -> None:
     whole = {"messages": [{"role": "user"}], "prompt": "p", "input": "i", "model": "m", **more}
     refused = ""
@@ -401,9 +361,8 @@ TREES = st.recursive(
 @given(TREES, st.booleans(), st.integers(65_400, 65_600))
 def test_the_outline_of_a_body_has_its_own_members(tree: Any, ascii_: bool, padding: int) -> None:
     document = {"pad": "p" * padding, "model": "m", "more": tree, "stream": True}
-    outlined = json.loads(
-        outline_json([json.dumps(document, ensure_ascii=ascii_).encode("utf-8", "replace")])
-    )
+    text = json.dumps(document, ensure_ascii=ascii_).encode("utf-8", "replace")
+    outlined = json.loads(outline_json([text]))
     assert list(outlined) == list(document)
     assert (outlined["model"], outlined["stream"]) == ("m", True)
     if not isinstance(tree, str | dict | list):
@@ -421,18 +380,12 @@ def test_many_values_are_refused_and_a_long_text_is_one() -> None:
 
 
 def test_errors_have_openais_form_and_statuses() -> None:
-    told = [
-        errors.openai_failure(one)
-        for one in (InvalidArgument("n: too many"), QueueFull("full"), Unavailable("x"))
-    ]
+    failures = (InvalidArgument("n: too many"), QueueFull("full"), Unavailable("x"))
+    told = [errors.openai_failure(one) for one in failures]
     assert [one.head.status for one in told] == [400, 429, 503]
     assert [(b"retry-after", b"1") in one.head.headers for one in told] == [False, True, True]
-    assert json.loads(told[0].body)["error"] == {
-        "message": "n: too many",
-        "type": "invalid_request_error",
-        "param": "n",
-        "code": None,
-    }
+    error = {"message": "n: too many", "type": "invalid_request_error", "param": "n", "code": None}
+    assert json.loads(told[0].body)["error"] == error
     again = request_error(inner_code(QueueFull("full")), "full")
     assert isinstance(again, QueueFull), "a full queue is one in another process too"
 
@@ -500,13 +453,10 @@ def test_a_bound_callable_is_for_openai_by_its_types_or_its_config() -> None:
         assert spec.instances[0].source["adapter"] == "gpuserve.openai.adapter:adapt_callable"
     batched = ModelConfig(openai=True, batching=Batching(), max_batch_size=8)
     assert bound(OfTexts(), config=batched).max_batch_size == 8
-    with pytest.raises(BadModelConfig, match="inputs do not go with openai"):
-        bound(of_chat, inputs=[Tensor(name="x", dtype="int8", shape=(1,))], config=batched)
-
-
-def test_a_bound_model_has_further_names_for_openais_clients() -> None:
     named = ModelConfig(openai=True, openai_names=["x", "y"])  # type: ignore[arg-type]  # a list will do
     assert list(bound(of_chat, config=named).openai_names) == ["x", "y"]
+    with pytest.raises(BadModelConfig, match="inputs do not go with openai"):
+        bound(of_chat, inputs=[Tensor(name="x", dtype="int8", shape=(1,))], config=batched)
     with pytest.raises(BadModelConfig, match="openai_names must be"):
         bound(of_chat, config=ModelConfig(openai=True, openai_names="x"))  # type: ignore[arg-type]
 
@@ -536,6 +486,11 @@ def asked(*bodies: Any) -> list[Request]:
     return [Request({"request": np.array([[json.dumps(one).encode()]], dtype=object)}) for one in bodies]
 
 
+def chats_with(*contents: str, **more: Any) -> list[Request]:
+    messages = ([{"role": "user", "content": one}] for one in contents)
+    return asked(*({"model": "m", "messages": one, **more} for one in messages))
+
+
 @pytest.mark.parametrize("made", [OfTexts, OfRequests])
 def test_a_batch_of_embeddings_in_which_one_is_wrong(made: Any) -> None:
     good, tokens = {"model": "m", "input": ["a", "b"]}, {"model": "m", "input": [1], "dimensions": 0}
@@ -545,26 +500,21 @@ def test_a_batch_of_embeddings_in_which_one_is_wrong(made: Any) -> None:
         assert len(json.loads(one["response"].item())["data"]) == 2
 
 
-def test_a_batch_of_chats_in_which_one_fails() -> None:
+async def test_a_batch_of_chats_in_which_one_fails() -> None:
     async def chats(request: ChatRequest) -> str:
         if request.messages[0].text == "bad":
             raise BadRequest("no")
         return request.messages[0].text
 
-    async def answers() -> list[list[Any]]:
-        bodies = [{"model": "m", "messages": [{"role": "user", "content": one}]} for one in ("a", "bad", "b")]
-        return [one async for one in adapt_callable(chats)(asked(*bodies))]
-
-    rounds = asyncio.run(answers())
+    rounds = [one async for one in adapt_callable(chats)(chats_with("a", "bad", "b"))]
     [refused] = [one[1] for one in rounds if one[1] is not None]
     assert isinstance(refused, BadRequest)
-    given_ = {
-        at: json.loads(one[at]["response"].item()) for one in rounds for at in (0, 2) if one[at] is not None
-    }
-    assert [given_[at]["choices"][0]["message"]["content"] for at in (0, 2)] == ["a", "b"]
+    for at, content in ((0, "a"), (2, "b")):
+        [answer] = [json.loads(one[at]["response"].item()) for one in rounds if one[at] is not None]
+        assert answer["choices"][0]["message"]["content"] == content
 
 
-def test_an_answer_that_is_gathered_has_a_limit() -> None:
+async def test_an_answer_that_is_gathered_has_a_limit() -> None:
     closed = []
 
     def endless(request: ChatRequest) -> Iterator[str]:
@@ -574,15 +524,14 @@ def test_an_answer_that_is_gathered_has_a_limit() -> None:
         finally:
             closed.append(request.n)
 
-    async def answer_to(**more: Any) -> Any:
-        body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **more}
-        async with aclosing(adapt_callable(endless)(asked(body))) as answers:
-            return [(await anext(answers))[0] for _ in range(100 if "stream" in more else 1)]
+    async def answers_to(n: int, **more: Any) -> Any:
+        async with aclosing(adapt_callable(endless)(chats_with("x", **more))) as answers:
+            return [(await anext(answers))[0] for _ in range(n)]
 
-    [refused] = asyncio.run(answer_to())
+    [refused] = await answers_to(1)
     assert str(refused).startswith("stream: the answer is over the limit of 67108864 characters")
     assert closed == [1]
-    assert len(asyncio.run(answer_to(stream=True))) == 100
+    assert len(await answers_to(100, stream=True)) == 100
 
 
 async def test_streams_are_merged_as_they_come_and_closed_together() -> None:
@@ -606,43 +555,38 @@ async def test_streams_are_merged_as_they_come_and_closed_together() -> None:
     assert sorted(closed) == ["a", "b", "c", "d"]
 
 
-def test_whatever_a_call_gave_is_given_one_by_one() -> None:
-    def generator() -> Iterator[str]:
-        yield from ("a", "b")
-
+async def test_whatever_a_call_gave_is_given_one_by_one() -> None:
     async def awaited() -> list[str]:
         return ["a", "b"]
 
-    async def taken(result: Any) -> list[Any]:
-        return [one async for one in each_value(result)]
-
-    for result in (generator(), awaited(), ["a", "b"], ("a", "b")):
-        assert asyncio.run(taken(result)) == ["a", "b"]
-    assert asyncio.run(taken("whole")) == [Token("whole", 0)]
+    for result in (iter(["a", "b"]), awaited(), ["a", "b"], ("a", "b")):
+        assert [one async for one in each_value(result)] == ["a", "b"]
+    assert [one async for one in each_value("whole")] == [Token("whole", 0)]
 
 
 # ---- vectors ---------------------------------------------------------------------------------------
 
 
 def embedding(**more: Any) -> EmbeddingRequest:
-    return parse_request(
-        EmbeddingRequest, json.dumps({"model": "m", "input": ["a", "b"], **more}).encode(), {}
-    )
+    body = {"model": "m", "input": ["a", "b"], **more}
+    return parse_request(EmbeddingRequest, json.dumps(body).encode(), {})
+
+
+def vectors_of(request: EmbeddingRequest, vectors: Any) -> list[Any]:
+    return [one["embedding"] for one in json.loads(embedding_document(request, vectors))["data"]]
 
 
 def test_vectors_are_written_in_both_encodings() -> None:
     vectors = np.array([[1.5, -2.0], [0.0, 3.0]], np.float64)
-    plain = json.loads(embedding_document(embedding(), vectors))["data"]
-    assert [one["embedding"] for one in plain] == [[1.5, -2.0], [0.0, 3.0]]
-    coded = json.loads(embedding_document(embedding(encoding_format="base64"), vectors))["data"]
-    read = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4").tolist() for one in coded]
+    assert vectors_of(embedding(), vectors) == [[1.5, -2.0], [0.0, 3.0]]
+    coded = vectors_of(embedding(encoding_format="base64"), vectors)
+    read = [np.frombuffer(base64.b64decode(one), "<f4").tolist() for one in coded]
     assert read == [[1.5, -2.0], [0.0, 3.0]]
 
 
 def test_shorter_vectors_have_length_1_and_longer_ones_are_refused() -> None:
     vectors = np.array([[3.0, 4.0, 9.0], [0.0, 0.0, 1.0]])
-    short = json.loads(embedding_document(embedding(dimensions=2), vectors))["data"]
-    assert [one["embedding"] for one in short] == [pytest.approx([0.6, 0.8]), [0, 0]]
+    assert vectors_of(embedding(dimensions=2), vectors) == [pytest.approx([0.6, 0.8]), [0, 0]]
     with pytest.raises(BadRequest, match="dimensions: this model's vectors have 3, given 4"):
         embedding_document(embedding(dimensions=4), vectors)
 

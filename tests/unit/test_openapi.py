@@ -16,6 +16,7 @@ from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openapi import check_openapi
+from present import present
 from pydantic import BaseModel, Field
 
 from gpuserve.config.settings.values import ADMIN, DASHBOARD, TOKEN_HEADER
@@ -78,6 +79,11 @@ def described(*specs: ModelSpec) -> Any:
     return read(render_document("triton", "1.0", specs))
 
 
+def body_of(document: Any, tail: str, kind: str = "application/json") -> Any:
+    """The description of the body of a request for the model ``m``."""
+    return document["paths"][f"/v2/models/m/{tail}"]["post"]["requestBody"]["content"][kind]
+
+
 def tensors(prefix: str) -> st.SearchStrategy[tuple[TensorSpec, ...]]:
     shapes = st.lists(st.sampled_from([-1, 1, 2, 3, 70]), max_size=3).map(tuple)
     shapes = shapes.filter(lambda shape: math.prod(shape) < 70**3)  # JSON takes 131,072 texts
@@ -90,10 +96,14 @@ def tensors(prefix: str) -> st.SearchStrategy[tuple[TensorSpec, ...]]:
 SPECS = st.builds(spec, inputs=tensors("x"), outputs=tensors("y"), size=st.sampled_from([0, 4]))
 
 
-def test_every_endpoint_is_described() -> None:
+def test_every_endpoint_and_every_fixed_path_are_described() -> None:
     described = {route(method, path).endpoint for method, path, _ in OPERATIONS}
     missing = sorted(endpoint.name for endpoint in set(Endpoint) - described)
     assert not missing, f"add to openapi/document.json: {', '.join(missing)}"
+    paths = {path for endpoint in Endpoint for path in endpoint.path.split("|") if not {*"()"} & {*path}}
+    missing = {path.removesuffix("/?").replace("\\", "") for path in paths} - set(DOCUMENT["paths"])
+    assert len(paths) > 10
+    assert not missing, f"served, but not in openapi/document.json: {sorted(missing)}"
 
 
 @pytest.mark.parametrize(("method", "path", "operation"), OPERATIONS, ids=lambda one: str(one)[:60])
@@ -105,30 +115,17 @@ def test_a_described_path_leads_to_its_endpoint(method: str, path: str, operatio
     assert [f"{{{name}}}" for name in variables if name != "header_length"] == re.findall(r"{\w+}", path)
 
 
-def test_every_fixed_path_is_described() -> None:
-    paths = {path for endpoint in Endpoint for path in endpoint.path.split("|") if not {*"()"} & {*path}}
-    missing = {path.removesuffix("/?").replace("\\", "") for path in paths} - set(DOCUMENT["paths"])
-    assert len(paths) > 10
-    assert not missing, f"served, but not in openapi/document.json: {sorted(missing)}"
-
-
 def test_every_reference_leads_somewhere_and_every_part_is_used() -> None:
     named = set(re.findall(r'"#/components/(\w+/\w+)"', json.dumps(DOCUMENT)))
-    components = {
-        f"{kind}/{name}"
-        for kind in ("parameters", "responses", "schemas")
-        for name in DOCUMENT["components"][kind]
-    }
-    assert named == components
+    kinds = ("parameters", "responses", "schemas")
+    assert named == {f"{kind}/{name}" for kind in kinds for name in DOCUMENT["components"][kind]}
 
 
 def test_the_admin_api_and_the_live_page_are_described_where_there_are_any() -> None:
     without = read(render_document("s", "1", []))
     assert "admin" not in json.dumps(without)
-    optional = (ADMIN_PREFIX, DASHBOARD_PREFIX)
-    assert {path for path in DOCUMENT["paths"] if path.startswith(optional)} == set(DOCUMENT["paths"]) - set(
-        without["paths"]
-    )
+    optional = {path for path in DOCUMENT["paths"] if path.startswith((ADMIN_PREFIX, DASHBOARD_PREFIX))}
+    assert optional == set(DOCUMENT["paths"]) - set(without["paths"])
 
 
 def test_every_datatype_and_the_header_of_tokens_are_those_of_the_server() -> None:
@@ -145,7 +142,7 @@ def test_the_document_is_openapi(specs: tuple[ModelSpec, ...], parts: tuple[str,
     check_openapi(read(render_document("triton", "1.0", specs, parts)))
 
 
-def test_the_document_follows_the_models() -> None:
+async def test_the_document_follows_the_models() -> None:
     first = spec("first")
     specs = [first]
     description = OpenApiDocument("triton", "1.0", lambda: list(specs))
@@ -156,36 +153,34 @@ def test_the_document_follows_the_models() -> None:
         assert one is other
         return one
 
-    async def bodies() -> list[bytes]:
-        before = await body(first)
-        assert await body(first) is before
-        changed = spec("first", inputs=(TensorSpec("other", "INT8", ()),))
-        return [await body(changed), await body(), await body(first, spec("second"))]
-
-    after = asyncio.run(bodies())
+    before = await body(first)
+    assert await body(first) is before
+    changed = spec("first", inputs=(TensorSpec("other", "INT8", ()),))
+    after = [await body(changed), await body(), await body(first, spec("second"))]
     assert [body.count(b"/v2/models/first/infer") for body in after] == [1, 0, 1]
     assert b'"other"' in after[0]
     assert b"/v2/models/second/infer" in after[2]
 
 
-def test_operation_ids_are_different() -> None:
+def test_a_decoupled_model_has_no_infer_and_operation_ids_are_different() -> None:
     paths = described(spec("a"), spec("version"), spec("a_version"))["paths"]
     ids = [one["operationId"] for item in paths.values() for one in item.values()]
     assert len(ids) == len(set(ids))
+    made = described(spec(decoupled=True))["paths"]
+    assert "/v2/models/m/infer" not in made
+    assert "/v2/models/m/generate_stream" in made
 
 
 def test_a_model_has_its_own_paths_and_examples() -> None:
-    made = described(spec())["paths"]
-    content = made["/v2/models/m/infer"]["post"]["requestBody"]["content"]["application/json"]
+    document = described(spec())
     tensor = {"name": "x", "shape": [1, 1, 2], "datatype": "FP32", "data": [1.0, 1.0]}
-    assert content["example"] == {"id": "1", "inputs": [tensor]}
-    post = made["/v2/models/m/generate"]["post"]
-    assert post["requestBody"]["content"]["application/json"]["example"] == {"x": [1.0, 1.0]}
-    answer = post["responses"]["200"]["content"]["application/json"]["example"]
-    assert answer == {"model_name": "m", "model_version": "1", "y": "hello"}
-    assert list(made["/v2/models/m/generate_stream"]["post"]["responses"]["200"]["content"]) == [
-        "text/event-stream"
-    ]
+    assert body_of(document, "infer")["example"] == {"id": "1", "inputs": [tensor]}
+    assert body_of(document, "generate")["example"] == {"x": [1.0, 1.0]}
+    paths = document["paths"]
+    answer = paths["/v2/models/m/generate"]["post"]["responses"]["200"]["content"]["application/json"]
+    assert answer["example"] == {"model_name": "m", "model_version": "1", "y": "hello"}
+    stream = paths["/v2/models/m/generate_stream"]["post"]["responses"]["200"]["content"]
+    assert list(stream) == ["text/event-stream"]
 
 
 class Item(BaseModel):
@@ -207,8 +202,7 @@ def judge(item: list[Item], photo: list[Image], scale: Float32) -> list[Item]: .
 
 
 def test_json_and_media_have_their_schemas() -> None:
-    types = signature_of(judge, "judge")
-    assert types is not None
+    types = present(signature_of(judge, "judge"))
     model = spec(inputs=tensor_specs(types.inputs, "INPUT"), outputs=tensor_specs(types.outputs, "OUTPUT"))
     document = described(model)
     check_openapi(document)
@@ -221,67 +215,51 @@ def test_json_and_media_have_their_schemas() -> None:
             node = found
         return node
 
-    infer = document["paths"]["/v2/models/m/infer"]["post"]["requestBody"]["content"]
-    form = infer["multipart/form-data"]["schema"]
+    form = body_of(document, "infer", "multipart/form-data")["schema"]
     assert form["required"] == ["item", "photo", "scale"]
     item = resolved(form["properties"]["item"])
     children = resolved(item)["properties"]["children"]["items"]
     assert resolved(children)["required"] == resolved(item)["required"]
     assert resolved(form["properties"]["photo"]) == {"type": "string", "contentMediaType": "image/*"}
     assert form["properties"]["scale"]["anyOf"][1] == {"type": "array", "items": {"type": "number"}}
-    example = infer["application/json"]["example"]
+    example = body_of(document, "infer")["example"]
     assert Item.model_validate_json(example["inputs"][0]["data"][0]).size == 4
-    generate = document["paths"]["/v2/models/m/generate"]["post"]
-    element, content, _ = generate["requestBody"]["content"]["application/json"]["schema"]["properties"][
-        "item"
-    ]["anyOf"]
+    element, content, _ = body_of(document, "generate")["schema"]["properties"]["item"]["anyOf"]
     assert resolved(element)["contentMediaType"] == "application/json"
     assert resolved(content) == item
-    answer = generate["responses"]["200"]["content"]["application/json"]["schema"]["properties"]["OUTPUT_1"]
-    assert "contentSchema" in resolved(answer)
+    answers = document["paths"]["/v2/models/m/generate"]["post"]["responses"]["200"]["content"]
+    output = answers["application/json"]["schema"]["properties"]["OUTPUT_1"]
+    assert "contentSchema" in resolved(output)
 
 
 def test_a_schema_may_be_any_object() -> None:
-    for text in (
-        '{"contentSchema": {"type": "object", "properties": 3, "required": [1]}}',
-        "{}",
-        '{"$ref": 7}',
-    ):
-        model = spec(inputs=(TensorSpec("x", "BYTES", (1,), schema=text),))
-        post = described(model)["paths"]["/v2/models/m/generate"]["post"]
-        assert post["requestBody"]["content"]["application/json"]["example"] == {"x": "hello"}
-
-
-def test_a_decoupled_model_has_no_infer() -> None:
-    made = described(spec(decoupled=True))["paths"]
-    assert "/v2/models/m/infer" not in made
-    assert "/v2/models/m/generate_stream" in made
+    odd = '{"contentSchema": {"type": "object", "properties": 3, "required": [1]}}'
+    for text in (odd, "{}", '{"$ref": 7}'):
+        document = described(spec(inputs=(TensorSpec("x", "BYTES", (1,), schema=text),)))
+        assert body_of(document, "generate")["example"] == {"x": "hello"}
 
 
 def test_large_inputs_are_left_out_of_the_example_and_counted() -> None:
-    made = described(spec(inputs=(TensorSpec("image", "UINT8", (3, 224, 224)),), size=0))["paths"]
-    post = made["/v2/models/m/infer"]["post"]
-    content = post["requestBody"]["content"]["application/json"]
-    assert content["example"]["inputs"][0] == {
-        "name": "image", "shape": [3, 224, 224], "datatype": "UINT8", "data": []
-    }  # fmt: skip
+    document = described(spec(inputs=(TensorSpec("image", "UINT8", (3, 224, 224)),), size=0))
+    content = body_of(document, "infer")
+    image = {"name": "image", "shape": [3, 224, 224], "datatype": "UINT8", "data": []}
+    assert content["example"]["inputs"][0] == image
     assert content["x-left-out"] == {"image": {"elements": 150528, "value": 1}}
-    assert post["description"] == "The example leaves the elements of large inputs out: 'image' takes 150528."
+    said = document["paths"]["/v2/models/m/infer"]["post"]["description"]
+    assert said == "The example leaves the elements of large inputs out: 'image' takes 150528."
 
 
 def test_a_model_that_json_cannot_carry_has_no_example() -> None:
-    post = described(spec(outputs=(TensorSpec("y", "BF16", ()),)))["paths"]["/v2/models/m/infer"]["post"]
-    assert "example" not in post["requestBody"]["content"]["application/json"]
-    assert post["description"] == "No example: 'y' (BF16) has no JSON form, only binary data."
+    document = described(spec(outputs=(TensorSpec("y", "BF16", ()),)))
+    assert "example" not in body_of(document, "infer")
+    said = document["paths"]["/v2/models/m/infer"]["post"]["description"]
+    assert said == "No example: 'y' (BF16) has no JSON form, only binary data."
 
 
 @given(SPECS)
 def test_examples_are_taken_by_the_codecs(model: ModelSpec) -> None:
-    made = described(model)["paths"]
-    bodies = {
-        tail: made[f"/v2/models/m/{tail}"]["post"]["requestBody"]["content"]["application/json"]
-        for tail in ("infer", "generate")
-    }
+    document = described(model)
+    bodies = {tail: body_of(document, tail) for tail in ("infer", "generate")}
     if any(one.datatype in NO_JSON for one in (*model.inputs, *model.outputs)):
         assert all("example" not in content for content in bodies.values())
         return
@@ -291,10 +269,10 @@ def test_examples_are_taken_by_the_codecs(model: ModelSpec) -> None:
         next(one for one in infer["inputs"] if one["name"] == name)["data"] = data
     request, _ = parse_infer_request("m", "", json.dumps(infer).encode(), None, model)
     generated = parse_generate_request(json.dumps(plain).encode(), model, "")
-    assert [(one.name, one.shape) for one in generated.inputs] == [
-        (one.name, one.shape) for one in request.inputs
-    ]
-    assert [bytes(one.data) for one in generated.inputs] == [bytes(one.data) for one in request.inputs]
+    found, expected = (
+        [(one.name, one.shape, bytes(one.data)) for one in each.inputs] for each in (generated, request)
+    )
+    assert found == expected
     for tensor, one in zip(model.inputs, request.inputs, strict=True):
         assert element_count(one.shape) * ITEMSIZE[tensor.datatype] in {0, len(one.data)}
 
@@ -310,8 +288,7 @@ def test_names_are_data_and_stay_what_they_are() -> None:
     hostile = spec("m", inputs=(TensorSpec(HOSTILE, "INT8", (2,)),), outputs=())
     made = read(render_document(HOSTILE, "1", [hostile]))
     assert made["info"]["title"] == HOSTILE
-    content = made["paths"]["/v2/models/m/generate"]["post"]["requestBody"]["content"]["application/json"]
-    assert content["example"] == {HOSTILE: [1, 1]}
+    assert body_of(made, "generate")["example"] == {HOSTILE: [1, 1]}
     check_openapi(made)
 
 

@@ -58,25 +58,14 @@ class Table:
     sizes: tuple[int, ...] = option((), "How large.", least=2)
 
 
-def test_a_row_is_a_key_with_its_schema() -> None:
+def test_a_row_is_a_key_with_its_schema_and_what_a_program_may_say() -> None:
     schema = mapping_schema(entry_class_of(Table))
     assert schema["required"] == ["name"]
-    assert schema["properties"]["count"] == {
-        "default": 1,
-        "description": "How many.",
-        "maximum": 9,
-        "minimum": 1,
-        "title": "Count",
-        "type": "integer",
-    }
-    assert schema["properties"]["mode"]["anyOf"] == [
-        {"enum": ["slow", "fast"], "type": "string"},
-        {"type": "null"},
-    ]
+    count = {"type": "integer", "minimum": 1, "maximum": 9, "default": 1}
+    assert schema["properties"]["count"] == {"title": "Count", "description": "How many.", **count}
+    mode = [{"enum": ["slow", "fast"], "type": "string"}, {"type": "null"}]
+    assert schema["properties"]["mode"]["anyOf"] == mode
     assert schema["properties"]["sizes"]["items"] == {"minimum": 2, "type": "integer"}
-
-
-def test_a_row_is_what_a_program_may_say() -> None:
     assert declared(Table, {"name": "a", "num": 3, "sizes": [2]}) == Table("a", 3, None, (2,))
 
 
@@ -108,9 +97,13 @@ def test_every_option_is_described(table: type) -> None:
         assert list(rows(table)) == [one.name for one in dataclasses.fields(table)]
 
 
+def loaded(tmp_path: Path, text: str) -> list[ModelSpec]:
+    (tmp_path / "c.yaml").write_text(text)
+    return list(load_file(str(tmp_path / "c.yaml"), {}).models)
+
+
 def test_a_file_may_have_tritons_names(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text(FILE)
-    (model,) = load_file(str(tmp_path / "c.yaml"), {}).models
+    (model,) = loaded(tmp_path, FILE)
     assert model.batching == BatchingSpec(500, (4,))
     policy = PolicySpec(max_requests=3, default_timeout_us=9)
     assert model.queue == QueueSpec(priority_levels=2, default_priority=1, policies=((2, policy),))
@@ -119,28 +112,24 @@ def test_a_file_may_have_tritons_names(tmp_path: Path) -> None:
 
 
 def test_both_names_of_an_option_are_one_too_many(tmp_path: Path) -> None:
-    text = FILE.replace("{max_queue_delay_mic", "{max_queue_delay_us: 1, max_queue_delay_mic")
-    (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(ConfigProblems) as told:
-        load_file(str(tmp_path / "c.yaml"), {})
+        loaded(tmp_path, FILE.replace("{max_queue_delay_mic", "{max_queue_delay_us: 1, max_queue_delay_mic"))
     (problem,) = told.value.problems
     assert "key 'max_queue_delay_us' is already given in line 7" in problem.message
     assert problem.span is not None
     assert problem.source_line[problem.span.column - 1 :].startswith("max_queue_delay_microseconds")
 
 
-def test_a_key_with_an_escape_is_called_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text('server: {"http\\u005fport": x}\nmodels: []\n')
-    with pytest.raises(ConfigProblems, match=r"c.yaml:1:28: server.http_port: expected"):
-        load_file(str(tmp_path / "c.yaml"), {})
-
-
-def test_a_mistake_behind_tritons_name_is_shown_in_its_place(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text(FILE.replace("500", "-1"))
-    with pytest.raises(
-        ConfigProblems, match=r"c.yaml:7:46: models\[0\].batching.max_queue_delay_microseconds: expected"
-    ):
-        load_file(str(tmp_path / "c.yaml"), {})
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('server: {"http\\u005fport": x}\nmodels: []\n', r"1:28: server.http_port: expected"),
+        (FILE.replace("500", "-1"), r"7:46: models\[0\].batching.max_queue_delay_microseconds: expected"),
+    ],
+)
+def test_a_mistake_is_shown_in_its_place_by_the_name_of_the_key(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigProblems, match=rf"c.yaml:{told}"):
+        loaded(tmp_path, text)
 
 
 def test_a_program_may_have_the_names_of_a_file() -> None:
@@ -182,20 +171,20 @@ def test_what_a_program_cannot_say(config: dict[str, Any], text: str) -> None:
         bound(**config)
 
 
-def test_settings_are_checked_by_the_same_rows() -> None:
+def test_settings_are_checked_by_the_same_rows_and_a_misspelt_option_is_named() -> None:
     with pytest.raises(ConfigError, match="http_port must be an integer from 0 to 65535, got 70000"):
         Server(http_port=70000)
     with pytest.raises(ConfigError, match=r"trace\.url: expected a URL"):
         Server(trace=TraceSettings(url="collector"))
+    with pytest.raises(TypeError, match="aray"):
+        ModelConfig(aray="cupy")
 
 
 def test_a_message_of_triton_is_filled_and_read_by_the_same_rows() -> None:
     from tritonclient.grpc import model_config_pb2 as pb
 
-    batching, queue = (
-        BatchingSpec(7, (2,), True, True),
-        QueueSpec(priority_levels=2, default_priority=1, policies=((2, PolicySpec("delay", 5, True, 6)),)),
-    )
+    batching, policies = BatchingSpec(7, (2,), True, True), ((2, PolicySpec("delay", 5, True, 6)),)
+    queue = QueueSpec(priority_levels=2, default_priority=1, policies=policies)
     message = pb.ModelDynamicBatching()
     fill(message, batching)
     fill(message, queue)
@@ -224,22 +213,12 @@ def test_type_checkers_know_the_options_of_a_config(tmp_path: Path) -> None:
     read = ("model/declaration.py", "model/spec.py", "model/options.py")
     files = [str(program), *(str(Path(gpuserve.__file__).parent / one) for one in read)]
     options = ["--strict", "--follow-imports=skip", "--config-file=", f"--cache-dir={tmp_path}/cache"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, *files],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=Path(gpuserve.__file__).parents[1],
-        timeout=120,
-    )
+    command = [sys.executable, "-m", "mypy", *options, *files]
+    folder = Path(gpuserve.__file__).parents[1]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder, timeout=120)
     found = re.findall(r"program\.py:(\d+): error", done.stdout)
     lines = enumerate(PROGRAM.splitlines(), start=1)
     assert [int(one) for one in found] == [n for n, line in lines if "# wrong" in line], done.stdout
-
-
-def test_a_misspelt_option_is_named() -> None:
-    with pytest.raises(TypeError, match="aray"):
-        ModelConfig(aray="cupy")
 
 
 def test_triton_names_are_attributes_too() -> None:
@@ -252,16 +231,12 @@ def test_triton_names_are_attributes_too() -> None:
 
 
 BAD_VALUES = [
-    ("strict", "maybe", "true or false"),
-    ("strict", 1, "true or false"),
+    *(("strict", value, "true or false") for value in ("maybe", 1)),
     ("decoupled", 1, "true or false"),
     ("response_cache", "yes", "true or false"),
     ("read_only_inputs", 0, "true or false"),
     ("retry_on_worker_death", "no", "true or false"),
-    ("max_batch_size", -1, "an integer of at least 0"),
-    ("max_batch_size", 1.5, "an integer of at least 0"),
-    ("max_batch_size", True, "an integer of at least 0"),
-    ("max_batch_size", "8", "an integer of at least 0"),
+    *(("max_batch_size", value, "an integer of at least 0") for value in (-1, 1.5, True, "8")),
     ("max_batch_size", 1 << 64, "an integer of at most 64 bits"),
     ("version", 0, "an integer of at least 1"),
     ("version", "1", "an integer of at least 1"),

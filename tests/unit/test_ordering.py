@@ -17,20 +17,25 @@ def expecting(count: int) -> AnswerOrder[int, str]:
     return order
 
 
-def test_answers_in_order_go_at_once() -> None:
-    order = expecting(2)
-    assert order.answer(0, "a") == [(0, "a")]
-    assert order.answer(1, "b") == [(1, "b")]
-    assert len(order) == 0
-
-
 def test_an_answer_waits_for_those_before_it() -> None:
-    order = expecting(3)
+    order = expecting(4)
+    assert order.answer(0, "a") == [(0, "a")]
+    assert order.answer(3, "d") == []
     assert order.answer(2, "c") == []
-    assert order.answer(1, "b") == []
     assert len(order) == 3
-    assert order.answer(0, "a") == [(0, "a"), (1, "b"), (2, "c")]
+    assert order.answer(1, "b") == [(1, "b"), (2, "c"), (3, "d")]
     assert len(order) == 0
+
+
+def test_a_dropped_request_gives_back_its_answer_whether_that_was_kept_or_comes_later() -> None:
+    order = expecting(3)
+    assert order.answer(1, "b") == []
+    assert order.drop(1) == [(1, "b")]
+    assert order.drop(2) == []
+    assert order.answer(2, "too late") == [(2, "too late")]
+    assert order.drop(2) == []
+    assert len(order) == 1
+    assert order.answer(0, "a") == [(0, "a")]
 
 
 def test_a_dropped_request_leaves_no_gap() -> None:
@@ -40,21 +45,6 @@ def test_a_dropped_request_leaves_no_gap() -> None:
     assert order.answer(3, "d") == []
     assert order.drop(0) == [(1, "b"), (3, "d")]
     assert len(order) == 0
-
-
-def test_a_dropped_request_gives_back_the_answer_that_was_kept_for_it() -> None:
-    order = expecting(2)
-    assert order.answer(1, "b") == []
-    assert order.drop(1) == [(1, "b")]
-    assert order.answer(0, "a") == [(0, "a")]
-
-
-def test_an_answer_to_a_dropped_request_goes_at_once() -> None:
-    order = expecting(2)
-    assert order.drop(1) == []
-    assert order.answer(1, "too late") == [(1, "too late")]
-    assert order.drop(1) == []
-    assert len(order) == 1
 
 
 @given(st.permutations(range(8)), st.sets(st.integers(0, 7)))

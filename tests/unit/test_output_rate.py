@@ -22,23 +22,14 @@ def admitted(rate: OutputRate, now: float, nbytes: int, most: int = 100_000) -> 
     return most
 
 
-def test_a_burst_and_then_the_rate() -> None:
+def test_a_burst_and_then_the_rate_of_lines_and_of_bytes() -> None:
     rate = OutputRate(100, 0)
-    assert admitted(rate, 5.0, 10) == 100 * BURST_S
-    assert admitted(rate, 5.5, 10) == 50
-    assert admitted(rate, 5.5, 10) == 0
-    assert admitted(rate, 1000.0, 10) == 100 * BURST_S
-
-
-def test_bytes_count_as_well_as_lines() -> None:
+    assert [admitted(rate, now, 10) for now in (5.0, 5.5, 5.5, 1000.0)] == [
+        100 * BURST_S, 50, 0, 100 * BURST_S
+    ]  # fmt: skip
     rate = OutputRate(0, 1000)
-    assert admitted(rate, 0.0, 5000) == 2
-    assert admitted(rate, 1.0, 5000) == 1  # one may be longer than what is left
-    assert admitted(rate, 4.9, 5000) == 0
-    assert admitted(rate, 5.1, 5000) == 1
-
-
-def test_without_limits_all_is_admitted() -> None:
+    # One line may be longer than what is left.
+    assert [admitted(rate, now, 5000) for now in (0.0, 1.0, 4.9, 5.1)] == [2, 1, 0, 1]
     assert admitted(OutputRate(0, 0), 0.0, 1 << 30, most=1000) == 1000
 
 

@@ -62,45 +62,33 @@ def with_global(**variables: Any) -> Any:
 
 def class_of_program() -> Any:
     namespace: dict[str, Any] = {"__name__": "__main__", "lock": LOCK}
-    exec(
-        "class Model:\n    guard = lock\n    def __call__(self, requests):\n        return requests",
-        namespace,
-    )
+    exec("class Model:\n    guard = lock\n    def __call__(self, requests): ...", namespace)
     return namespace["Model"]()
 
 
-@pytest.mark.parametrize(
-    ("infer_func", "path"),
-    [
-        pytest.param(Part(lock=LOCK), "self.lock", id="attribute"),
-        pytest.param(
-            Part(name="a", encoder=Part(layers=[1, Part(lock=LOCK)])),
-            "self.encoder.layers[1].lock",
-            id="deep",
-        ),
-        pytest.param(Part(lock=LOCK).infer, "self.lock", id="method"),
-        pytest.param(closure(Part(encoder=Part(lock=LOCK))), "model.encoder.lock", id="closure"),
-        pytest.param(with_global(model=Part(encoder=Part(lock=LOCK))), "model.encoder.lock", id="global"),
-        pytest.param(with_global(encode=closure(LOCK)), "encode.<locals>.model", id="closure-in-global"),
-        pytest.param(functools.partial(closure, LOCK), "args[0]", id="partial"),
-        pytest.param(
-            functools.partial(closure, model={"a": LOCK}), "keywords['model']['a']", id="partial-keyword"
-        ),
-        pytest.param(Part(cache={("a", 1): (1, LOCK)}), "self.cache[tuple][1]", id="dict-of-tuples"),
-        pytest.param(Part(locks=[Slotted()]), "self.locks[0].lock", id="slots"),
-        pytest.param(Careful(lock=LOCK, other=Part(guard=LOCK)), "self.other.guard", id="getstate"),
-        pytest.param(class_of_program(), "Model.guard", id="class"),
-    ],
-)
-def test_the_path_leads_to_what_cannot_be_pickled(infer_func: Any, path: str) -> None:
-    fault = find_fault(infer_func)
+CYCLE = Part(lock=None)
+CYCLE.other = Part(back=CYCLE, lock=LOCK)  # type: ignore[attr-defined]
+PATHS: dict[str, Any] = {
+    "self.lock": Part(lock=LOCK),
+    "self.encoder.layers[1].lock": Part(name="a", encoder=Part(layers=[1, Part(lock=LOCK)])),
+    "self.inner.lock": Part(inner=Part(lock=LOCK)).infer,
+    "model.encoder.lock": closure(Part(encoder=Part(lock=LOCK))),
+    "net.encoder.lock": with_global(net=Part(encoder=Part(lock=LOCK))),
+    "encode.<locals>.model": with_global(encode=closure(LOCK)),
+    "args[0]": functools.partial(closure, LOCK),
+    "keywords['model']['a']": functools.partial(closure, model={"a": LOCK}),
+    "self.cache[tuple][1]": Part(cache={("a", 1): (1, LOCK)}),
+    "self.locks[0].lock": Part(locks=[Slotted()]),
+    "self.other.guard": Careful(lock=LOCK, other=Part(guard=LOCK)),
+    "Model.guard": class_of_program(),
+    "self.other.lock": CYCLE,
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_path_leads_to_what_cannot_be_pickled(path: str) -> None:
+    fault = find_fault(PATHS[path])
     assert (fault.path, type(fault.culprit).__name__) == (path, "lock")
-
-
-def test_a_cycle_ends() -> None:
-    first = Part(lock=None)
-    first.other = Part(back=first, lock=LOCK)  # type: ignore[attr-defined]
-    assert find_fault(first).path == "self.other.lock"
 
 
 def test_what_refuses_by_itself_is_the_culprit() -> None:
@@ -108,14 +96,11 @@ def test_what_refuses_by_itself_is_the_culprit() -> None:
     assert (fault.path, type(fault.culprit)) == ("self.model", Stubborn)
 
 
-def test_the_search_is_bounded_in_depth() -> None:
+def test_the_search_is_bounded_in_depth_and_in_width() -> None:
     chain: Any = LOCK
     for _ in range(MAX_DEPTH + 5):
         chain = Part(inner=chain)
     assert find_fault(chain).path == "self" + ".inner" * MAX_DEPTH
-
-
-def test_the_search_is_bounded_in_width() -> None:
     wide = Part(many=[*range(MAX_TRIED), LOCK])
     assert find_fault(wide).path == "self.many"
 
@@ -124,16 +109,11 @@ def test_the_text_names_the_model_the_path_the_type_and_both_ways_out() -> None:
     with pytest.raises(BindError) as error:
         pickled_sources("m", [closure(Part(encoder=Part(lock=LOCK)))])
     text = str(error.value)
-    assert text.startswith(
-        "model 'm': the callable 'closure.<locals>.infer' cannot be sent to a worker process: "
-    )
+    start = "model 'm': the callable 'closure.<locals>.infer' cannot be sent to a worker process: "
+    assert text.startswith(start)
     assert "its 'model.encoder.lock' is of type lock, which cannot be pickled" in text
     assert "a class or a function with a parameter named device" in text
     assert 'isolation="thread"' in text
-
-
-def test_a_callable_that_is_the_culprit_itself_is_named() -> None:
-    with pytest.raises(
-        BindError, match=r"the Stubborn object .*: it cannot be pickled \(ValueError: I stay here\)"
-    ):
+    itself = r"the Stubborn object .*: it cannot be pickled \(ValueError: I stay here\)"
+    with pytest.raises(BindError, match=itself):
         pickled_sources("m", [Stubborn()])

@@ -1,7 +1,10 @@
-"""The pictures of the documentation are those that the code gives now."""
+"""The pictures and the recording of the documentation are those that the code gives now."""
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +12,8 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from optional_packages import needs
+from present import present
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PICTURES = REPOSITORY / "docs" / "pictures"
@@ -61,3 +66,38 @@ def test_a_name_that_the_code_does_not_have_stops_the_drawing(
     names: Any = sys.modules["drawing.names"]
     with pytest.raises(LookupError, match=what):
         getattr(names, ask[0])(*ask[1:])
+
+
+# ---- the recording of the README ----
+
+
+RECORDING = REPOSITORY / "docs" / "pictures" / "recording.svg"
+RECORD = REPOSITORY / "docs" / "site" / "record.py"
+MAX_NBYTES = 300_000
+#: In a network of its own no port is taken and no other server is seen.
+ALONE = ("unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+
+
+def check(svg: str) -> float:
+    """The length of a recording in seconds, once it is seen to show what it should."""
+    assert len(svg.encode()) < MAX_NBYTES
+    texts = [" ".join(group.itertext()) for group in ET.fromstring(svg).findall("{*}g")]
+    for said in ("$ gpuserve serve double.py &", "Ready.", "[3.0,4.0]", "$ gpuserve status", "SERVING"):
+        assert any(said in text for text in texts), said
+    length = present(re.search(r"animation:([\d.]+)s", svg))
+    return float(length[1])
+
+
+def test_the_kept_recording_is_small_and_shows_the_session() -> None:
+    assert 15 < check(RECORDING.read_text()) < 25
+
+
+@pytest.mark.thorough
+@needs("pyte")
+def test_it_can_be_recorded_anew(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None or subprocess.run([*ALONE, "true"], check=False).returncode:
+        pytest.skip("no network of its own can be had here (unshare --net)")
+    file = tmp_path / "recording.svg"
+    command = [*ALONE, sys.executable, str(RECORD), str(file), "--key-s", "0.002", "--pause-s", "0.3"]
+    subprocess.run(command, check=True, timeout=60)
+    check(file.read_text())

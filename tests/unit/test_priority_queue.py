@@ -7,22 +7,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduled import model_spec
+from scheduled import US_A_SECOND, Clocked, model_spec
 
 from gpuserve.core.errors import Code, DeadlineExceeded, QueueFull
 from gpuserve.core.states import IllegalTransition
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
 from gpuserve.front.scheduling.priority_queue import PriorityQueue, make_request_queue
 from gpuserve.front.scheduling.request_queue import QueuedRequest, RequestQueue
-from gpuserve.front.scheduling.slots import Batch
 from gpuserve.model.spec import BatchingSpec, PolicySpec, QueueSpec
 
-#: Divided by, as the scheduler does: a product would be rounded otherwise.
-US_A_SECOND = 1e6
 NO_POLICY = PolicySpec()
 
 
-class Model:
+class Model(Clocked):
     """A scheduler of three levels, the second of which is the default, on one instance."""
 
     def __init__(
@@ -37,30 +34,23 @@ class Model:
         max_requests: int = 0,
         ready: bool = True,
     ) -> None:
-        default = default if levels else 0
-        self.scheduler = ModelScheduler(
-            model_spec(
-                max_batch_size=max_batch_size,
-                batching=BatchingSpec(delay_us),
-                queue=QueueSpec(max_requests, 0, levels, default, policy, policies),
-                prefetch=0,
-                retry_on_worker_death=True,
-            )
+        spec = model_spec(
+            max_batch_size=max_batch_size,
+            batching=BatchingSpec(delay_us),
+            queue=QueueSpec(max_requests, 0, levels, default if levels else 0, policy, policies),
+            prefetch=0,
+            retry_on_worker_death=True,
         )
-        self.at_us = 0
-        if ready:
-            self.scheduler.instance_up("i0")
+        super().__init__(ModelScheduler(spec), instances=int(ready))
 
-    def submit(
-        self, priority: int = 0, rows: int = 1, *, own_limit_us: int = 0, **more: Any
-    ) -> QueuedRequest:
+    def submit(self, priority: int = 0, *, own_limit_us: int = 0, **more: Any) -> QueuedRequest:
         timeout_s = own_limit_us / US_A_SECOND or None
-        request = QueuedRequest(rows, 1, more.pop("key", ""), **more, priority=priority, timeout_s=timeout_s)
-        self.scheduler.submit(request, self.at_us / US_A_SECOND)
+        request = QueuedRequest(1, 1, more.pop("key", ""), **more, priority=priority, timeout_s=timeout_s)
+        self.scheduler.submit(request, self.now)
         return request
 
-    def next(self) -> Batch | None:
-        return self.scheduler.next_batch(self.at_us / US_A_SECOND)
+    def submit_all(self, *priorities: int) -> list[QueuedRequest]:
+        return [self.submit(priority) for priority in priorities]
 
     def run_all(self) -> list[list[QueuedRequest]]:
         """The requests of every batch that goes now, each ending before the next is formed."""
@@ -70,13 +60,9 @@ class Model:
             self.scheduler.complete(batch.batch_id)
         return batches
 
-    def expire_at(self, at_us: int) -> list[QueuedRequest]:
-        self.at_us = at_us
-        return self.scheduler.expire(at_us / US_A_SECOND)
-
-    def wakeup_us(self) -> int | None:
-        wakeup = self.scheduler.next_wakeup(self.at_us / US_A_SECOND)
-        return None if wakeup is None else round(wakeup * US_A_SECOND)
+    def run_new_instance(self) -> list[list[QueuedRequest]]:
+        self.scheduler.instance_up("i0")
+        return self.run_all()
 
 
 def reject(timeout_us: int, **more: Any) -> PolicySpec:
@@ -91,37 +77,37 @@ def delay(timeout_us: int, **more: Any) -> PolicySpec:
 
 
 @pytest.mark.parametrize(
-    "spec", [QueueSpec(), QueueSpec(max_requests=3, max_nbytes=9), QueueSpec(policies=((1, reject(5)),))]
+    ("spec", "kind"),
+    [
+        (QueueSpec(), RequestQueue),
+        (QueueSpec(max_requests=3, max_nbytes=9), RequestQueue),
+        (QueueSpec(policies=((1, reject(5)),)), RequestQueue),
+        (QueueSpec(priority_levels=1, default_priority=1), PriorityQueue),
+        (QueueSpec(policy=delay(5)), PriorityQueue),
+    ],
 )
-def test_a_model_without_levels_and_policy_has_the_plain_queue(spec: QueueSpec) -> None:
-    assert type(make_request_queue(spec)) is RequestQueue
+def test_a_model_with_levels_or_a_policy_has_lanes(spec: QueueSpec, kind: type[RequestQueue]) -> None:
+    assert type(make_request_queue(spec)) is kind
 
 
 @pytest.mark.parametrize(
-    "spec", [QueueSpec(priority_levels=1, default_priority=1), QueueSpec(policy=delay(5))]
+    ("priorities", "max_batch_size", "order"),
+    [
+        pytest.param(
+            (3, 0, 4, 2, 1 << 63, 1), 1, [[5], [1], [2], [3], [4], [0]], id="q1: no or unknown priority"
+        ),
+        pytest.param(
+            (3, 1, 2, 1, 3, 2), 1, [[1], [3], [2], [5], [0], [4]], id="q2: within a level the older"
+        ),
+        pytest.param((3, 1, 2, 3), 3, [[1, 2, 0], [3]], id="q2: a batch reaches into lower levels"),
+    ],
 )
-def test_a_model_with_levels_or_a_policy_has_lanes(spec: QueueSpec) -> None:
-    assert type(make_request_queue(spec)) is PriorityQueue
-
-
-def test_q1_none_and_unknown_priorities_have_the_default_one() -> None:
-    model = Model(max_batch_size=1)
-    requests = {priority: model.submit(priority) for priority in (3, 0, 4, 2, 1 << 63, 1)}
-    order = [request for batch in model.run_all() for request in batch]
-    assert order == [requests[priority] for priority in (1, 0, 4, 2, 1 << 63, 3)]
-
-
-def test_q2_a_higher_level_goes_first_and_within_a_level_the_older() -> None:
-    model = Model(max_batch_size=1)
-    submitted = [model.submit(priority) for priority in (3, 1, 2, 1, 3, 2)]
-    order = [submitted.index(request) for batch in model.run_all() for request in batch]
-    assert order == [1, 3, 2, 5, 0, 4]
-
-
-def test_q2_a_batch_reaches_into_lower_levels() -> None:
-    model = Model(max_batch_size=3)
-    low, high, middle, more = (model.submit(priority) for priority in (3, 1, 2, 3))
-    assert model.run_all() == [[high, middle, low], [more]]
+def test_a_higher_level_goes_first_and_an_unknown_one_is_the_default(
+    priorities: tuple[int, ...], max_batch_size: int, order: list[list[int]]
+) -> None:
+    model = Model(max_batch_size=max_batch_size)
+    submitted = model.submit_all(*priorities)
+    assert [[submitted.index(request) for request in batch] for batch in model.run_all()] == order
 
 
 def test_q2_the_walk_through_the_levels_passes_over_another_shape() -> None:
@@ -130,34 +116,29 @@ def test_q2_the_walk_through_the_levels_passes_over_another_shape() -> None:
     assert model.run_all() == [[high, low], [middle]]
 
 
-def test_a_higher_level_that_comes_while_others_wait_for_company_goes_before_them() -> None:
+@pytest.mark.parametrize(
+    ("key", "later_us", "order"), [("", 400, [["high", "low"]]), ("other", 0, [["high"], ["low"]])]
+)
+def test_the_delay_is_that_of_the_oldest_and_a_higher_level_goes_first(
+    key: str, later_us: int, order: list[list[str]]
+) -> None:
+    model = Model(delay_us=1000)
+    names = {model.submit(3): "low"}
+    assert model.next() is None
+    model.at_us = later_us
+    names[model.submit(1, key=key)] = "high"
+    assert model.next() is None
+    assert model.wakeup_us() == 1000
+    model.at_us = 1000
+    assert [[names[one] for one in batch] for batch in model.run_all()] == order
+
+
+def test_a_higher_level_that_fills_the_batch_of_a_waiting_one_goes_before_it() -> None:
     model = Model(delay_us=1000, max_batch_size=2)
     first = model.submit(2)
     assert model.next() is None
     high = model.submit(1)
     assert model.run_all() == [[high, first]]
-
-
-def test_a_higher_level_of_another_merge_key_takes_the_next_batch_from_those_that_wait() -> None:
-    model = Model(delay_us=1000)
-    low = model.submit(3)
-    assert model.next() is None
-    high = model.submit(1, key="other")
-    assert model.next() is None
-    assert model.wakeup_us() == 1000
-    model.at_us = 1000
-    assert model.run_all() == [[high], [low]]
-
-
-def test_the_delay_is_that_of_the_oldest_whatever_its_level() -> None:
-    model = Model(delay_us=1000)
-    low = model.submit(3)
-    model.at_us = 400
-    high = model.submit(1)
-    assert model.next() is None
-    assert model.wakeup_us() == 1000
-    model.at_us = 1000
-    assert model.run_all() == [[high, low]]
 
 
 def test_a_second_run_comes_before_every_level() -> None:
@@ -172,9 +153,9 @@ def test_a_second_run_comes_before_every_level() -> None:
 
 def test_a_thousand_million_levels_cost_nothing() -> None:
     model = Model(levels=10**9, default=10**9, max_batch_size=1)
-    requests = [model.submit(priority) for priority in range(1000, 0, -1)]
+    requests = model.submit_all(*range(1000, 0, -1))
     assert [batch[0] for batch in model.run_all()] == requests[::-1]
-    queue = model.scheduler._queue
+    queue = model.scheduler._queue  # type: ignore[attr-defined]
     assert isinstance(queue, PriorityQueue)
     assert not queue.waiting
     assert (len(queue.waiting), len(queue._requests), len(queue.waiting._lanes)) == (0, 0, 0)  # type: ignore[attr-defined]
@@ -185,42 +166,50 @@ def test_cancelled_requests_of_all_levels_do_not_pile_up() -> None:
     kept = model.submit(3)
     for number in range(300):
         assert model.scheduler.cancel(model.submit(1 + number % 3))
-        assert len(model.scheduler._queue.waiting) <= 3
-    model.scheduler.instance_up("i0")
-    assert model.run_all() == [[kept]]
+        assert len(model.scheduler._queue.waiting) <= 3  # type: ignore[attr-defined]
+    assert model.run_new_instance() == [[kept]]
 
 
 # ---- limits ---------------------------------------------------------------------------------
 
 
-def test_q3_a_level_has_a_limit_of_its_own() -> None:
-    model = Model(policies=((1, PolicySpec(max_requests=2)),), ready=False)
-    first, _ = model.submit(1), model.submit(1)
-    with pytest.raises(
-        QueueFull, match=r"^Exceeds maximum queue size of 2 requests of priority 1$"
-    ) as caught:
-        model.submit(1)
+@pytest.mark.parametrize(
+    ("limits", "accepted", "refused", "text"),
+    [
+        pytest.param(
+            {"policies": ((1, PolicySpec(max_requests=2)),)}, (1, 1), 1, "2 requests of priority 1", id="q3"
+        ),
+        pytest.param(
+            {"levels": 0, "policy": PolicySpec(max_requests=1)}, (0,), 7, "1 requests", id="q3: no levels"
+        ),
+        pytest.param(
+            {"policy": PolicySpec(max_requests=2), "max_requests": 2},
+            (1, 2),
+            3,
+            "2 requests",
+            id="whole queue",
+        ),
+    ],
+)
+def test_a_level_has_a_limit_of_its_own_beside_that_of_the_whole_queue(
+    limits: Any, accepted: tuple[int, ...], refused: int, text: str
+) -> None:
+    model = Model(**limits, ready=False)
+    model.submit_all(*accepted)
+    with pytest.raises(QueueFull, match=rf"^Exceeds maximum queue size of {text}$") as caught:
+        model.submit(refused)
     assert caught.value.code is Code.UNAVAILABLE
+
+
+def test_the_limit_of_a_level_counts_what_waits_in_it() -> None:
+    model = Model(policies=((1, PolicySpec(max_requests=2)),), ready=False)
+    first, _ = model.submit_all(1, 1)
+    with pytest.raises(QueueFull):
+        model.submit(1)
     model.submit(2)
     assert model.scheduler.cancel(first)
     model.submit(1)
-    statistics = model.scheduler.statistics()
-    assert (statistics.queued, statistics.rejected) == (3, 1)
-
-
-def test_q3_without_levels_the_policys_limit_is_the_models() -> None:
-    model = Model(levels=0, policy=PolicySpec(max_requests=1), ready=False)
-    model.submit()
-    with pytest.raises(QueueFull, match=r"^Exceeds maximum queue size of 1 requests$"):
-        model.submit(priority=7)
-
-
-def test_the_limit_of_the_whole_queue_holds_beside_that_of_the_level() -> None:
-    model = Model(policy=PolicySpec(max_requests=2), max_requests=2, ready=False)
-    model.submit(1)
-    model.submit(2)
-    with pytest.raises(QueueFull, match=r"^Exceeds maximum queue size of 2 requests$"):
-        model.submit(3)
+    assert (model.count("queued"), model.count("rejected")) == (3, 1)
 
 
 def test_delayed_requests_count_towards_the_limit_and_running_ones_do_not() -> None:
@@ -232,7 +221,7 @@ def test_delayed_requests_count_towards_the_limit_and_running_ones_do_not() -> N
     model.scheduler.instance_up("i0")
     assert model.next() is not None
     model.submit(1)
-    assert model.scheduler.statistics().running_requests == 1
+    assert model.count("running_requests") == 1
 
 
 # ---- time in the queue ----------------------------------------------------------------------
@@ -240,15 +229,14 @@ def test_delayed_requests_count_towards_the_limit_and_running_ones_do_not() -> N
 
 def test_q4_each_level_has_the_time_of_its_policy() -> None:
     model = Model(policy=reject(500), policies=((1, reject(100)), (3, PolicySpec())), ready=False)
-    high, middle, low = model.submit(1), model.submit(2), model.submit(3)
+    high, middle, low = model.submit_all(1, 2, 3)
     assert model.wakeup_us() == 100
     assert model.expire_at(99) == []
     assert model.expire_at(100) == [high]
     assert model.wakeup_us() == 500
     assert model.expire_at(10**9) == [middle]
     assert model.wakeup_us() is None
-    model.scheduler.instance_up("i0")
-    assert model.run_all() == [[low]]
+    assert model.run_new_instance() == [[low]]
 
 
 @pytest.mark.parametrize(
@@ -258,23 +246,17 @@ def test_q4_each_level_has_the_time_of_its_policy() -> None:
         (reject(500, allow_timeout_override=True), 800, 500),
         (reject(500, allow_timeout_override=True), 0, 500),
         (reject(500), 200, 500),
+        (PolicySpec(allow_timeout_override=True, max_requests=9), 200, None),
     ],
 )
 def test_q4_a_requests_own_limit_shortens_the_policys_where_it_may(
-    policy: PolicySpec, own_limit_us: int, expires_at_us: int
+    policy: PolicySpec, own_limit_us: int, expires_at_us: int | None
 ) -> None:
     model = Model(policy=policy, ready=False)
     request = model.submit(own_limit_us=own_limit_us)
     assert model.wakeup_us() == expires_at_us
     took_over = expires_at_us == own_limit_us
     assert request.timeout_s == (None if took_over else own_limit_us / US_A_SECOND or None)
-
-
-def test_q4_where_the_policy_has_no_time_a_request_cannot_give_one() -> None:
-    model = Model(policy=PolicySpec(allow_timeout_override=True, max_requests=9), ready=False)
-    request = model.submit(own_limit_us=200)
-    assert model.wakeup_us() is None
-    assert request.timeout_s == 200 / US_A_SECOND
 
 
 def test_q5_a_rejected_request_never_runs_even_if_expire_was_forgotten() -> None:
@@ -284,47 +266,36 @@ def test_q5_a_rejected_request_never_runs_even_if_expire_was_forgotten() -> None
     assert model.next() is None
     assert model.wakeup_us() == 100
     assert model.expire_at(100) == [late]
-    assert model.scheduler.statistics().expired == 1
+    assert model.count("expired") == 1
     assert model.run_all() == []
 
 
 def test_q6_a_delayed_request_goes_after_its_level_and_before_the_next() -> None:
     model = Model(policies=((1, delay(100)),), max_batch_size=1, ready=False)
-    slow = model.submit(1)
-    low = model.submit(2)
+    slow, low = model.submit_all(1, 2)
     assert model.expire_at(150) == []
     new = model.submit(1)
-    model.scheduler.instance_up("i0")
-    assert model.run_all() == [[new], [slow], [low]]
+    assert model.run_new_instance() == [[new], [slow], [low]]
 
 
 def test_q6_a_delayed_request_is_delayed_once_and_never_rejected() -> None:
     model = Model(levels=0, policy=delay(100), ready=False)
-    first, second = model.submit(), model.submit()
+    requests = model.submit_all(0, 0)
     assert model.expire_at(100) == []
     assert model.wakeup_us() is None
     assert model.expire_at(10**9) == []
-    model.scheduler.instance_up("i0")
-    assert model.run_all() == [[first, second]]
+    assert model.run_new_instance() == [requests]
 
 
-def test_a_delayed_request_can_be_cancelled() -> None:
-    model = Model(levels=0, policy=delay(100), ready=False)
-    request = model.submit()
-    assert model.expire_at(100) == []
-    assert model.scheduler.cancel(request)
-    assert model.scheduler.remove_all() == []
-    statistics = model.scheduler.statistics()
-    assert (statistics.queued, statistics.cancelled) == (0, 1)
-
-
-def test_a_delayed_request_is_taken_out_once_with_all_others() -> None:
+def test_delayed_requests_can_be_cancelled_and_are_taken_out_once_with_all_others() -> None:
     model = Model(policy=delay(100), ready=False)
-    delayed = model.submit(1)
+    cancelled, delayed = model.submit_all(1, 1)
     assert model.expire_at(100) == []
+    assert model.scheduler.cancel(cancelled)
+    assert (model.count("queued"), model.count("cancelled")) == (1, 1)
     other = model.submit(1)
     assert model.scheduler.remove_all() == [other, delayed]
-    assert model.scheduler.statistics().cancelled == 2
+    assert (model.count("queued"), model.count("cancelled")) == (0, 3)
 
 
 def test_a_clients_deadline_holds_for_a_request_that_was_delayed() -> None:
@@ -361,9 +332,8 @@ def test_q7_the_time_does_not_reach_a_running_request_nor_its_second_run() -> No
 
 def test_a_request_is_submitted_once_and_keeps_its_place() -> None:
     model = Model(max_batch_size=1, ready=False)
-    high, low = model.submit(1), model.submit(3)
+    high, low = model.submit_all(1, 3)
     low.priority = 1
     with pytest.raises(IllegalTransition, match="state QUEUED cannot submit"):
         model.scheduler.submit(low, 0.0)
-    model.scheduler.instance_up("i0")
-    assert model.run_all() == [[high], [low]]
+    assert model.run_new_instance() == [[high], [low]]

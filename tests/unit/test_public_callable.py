@@ -36,15 +36,16 @@ SERVED = {
     "one for OpenAI's clients": ("class Bot:\n def chat(self, request: 'ChatRequest'): ...", "Bot"),
     "what __all__ says": ("__all__ = ['g']\ndef f(): ...\ndef g(): ...", "g"),
 }
+SEVERAL = "there are several callables, "
 REFUSED = {
     "nothing": ("x = 1", "there is no public callable: expected a function or a class of its own"),
     "three": (
         "def a(): ...\ndef b(): ...\ndef c(): ...",
-        "there are several callables, 'a', 'b' and 'c': name the one to serve, as m.py:a",
+        f"{SEVERAL}'a', 'b' and 'c': name the one to serve, as m.py:a",
     ),
     "two that are decorated": (
         HEAD + "@batch\ndef f(x): ...\n@batch\ndef g(x): ...",
-        "there are several callables, 'f' and 'g'",
+        f"{SEVERAL}'f' and 'g'",
     ),
 }
 
@@ -60,15 +61,13 @@ def module(text: str) -> types.ModuleType:
     return made
 
 
-@pytest.mark.parametrize("which", SERVED)
-def test_the_one_that_is_meant(which: str) -> None:
-    text, name = SERVED[which]
+@pytest.mark.parametrize(("text", "name"), SERVED.values(), ids=SERVED)
+def test_the_one_that_is_meant(text: str, name: str) -> None:
     assert sole_callable(module(text), "m.py") == name
 
 
-@pytest.mark.parametrize("which", REFUSED)
-def test_none_or_several(which: str) -> None:
-    text, complaint = REFUSED[which]
+@pytest.mark.parametrize(("text", "complaint"), REFUSED.values(), ids=REFUSED)
+def test_none_or_several(text: str, complaint: str) -> None:
     with pytest.raises(LoadError) as refused:
         sole_callable(module(text), "m.py")
     assert complaint in str(refused.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import subprocess
@@ -37,16 +38,16 @@ def program(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_path_stands_for_an_interpreter(tmp_path: Path) -> None:
+def test_a_path_stands_for_an_interpreter_or_is_refused(tmp_path: Path) -> None:
     python = program(tmp_path / "env/bin/python", "exit 0")
-    assert find_interpreter(str(tmp_path / "env")) == python
-    assert find_interpreter(python) == python
-
-
-def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
+    assert find_interpreter(str(tmp_path / "env")) == find_interpreter(python) == python
     (tmp_path / "empty").mkdir()
     (tmp_path / "no.tar.gz").write_text("text")
-    for name, said in [("nope", "does not exist"), ("empty", "no bin/python"), ("no.tar.gz", "be unpacked")]:
+    for name, said in {
+        "nope": "does not exist",
+        "empty": "no bin/python",
+        "no.tar.gz": "be unpacked",
+    }.items():
         with pytest.raises(EnvironmentProblem, match=said):
             find_interpreter(str(tmp_path / name))
 
@@ -75,20 +76,20 @@ def test_an_interpreter_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("version", "missing", "said"),
     [
-        (InterpreterInfo((3, 10), "cpython-310", ()), "is Python 3.10, and workers need 3.11"),
-        (InterpreterInfo((3, 12), "cpython-312", ("msgpack",)), "-m pip install msgpack"),
-        (InterpreterInfo((3, 12), "cpython-312", ("numpy", "msgpack")), "no numpy and no msgpack"),
-        (InterpreterInfo((3, 12), "cpython-312", ()), ""),
-        (InterpreterInfo((3, 11), "cpython-311", ("numpy", "msgpack")), ""),
+        ((3, 10), (), "is Python 3.10, and workers need 3.11"),
+        ((3, 12), ("msgpack",), "-m pip install msgpack"),
+        ((3, 12), ("numpy", "msgpack"), "no numpy and no msgpack"),
+        ((3, 12), (), ""),
+        ((3, 11), ("numpy", "msgpack"), ""),
     ],
 )
-def test_what_an_environment_lacks_is_lent_or_named(found: InterpreterInfo, said: str) -> None:
-    if not said:
-        check_interpreter("/env/bin/python", found, "cpython-311")
-        return
-    with pytest.raises(EnvironmentProblem, match=said):
+def test_what_an_environment_lacks_is_lent_or_named(
+    version: tuple[int, int], missing: tuple[str, ...], said: str
+) -> None:
+    found = InterpreterInfo(version, f"cpython-3{version[1]}", missing)
+    with pytest.raises(EnvironmentProblem, match=said) if said else contextlib.nullcontext():
         check_interpreter("/env/bin/python", found, "cpython-311")
 
 
@@ -96,16 +97,9 @@ def test_nothing_is_lent_but_what_is_needed() -> None:
     lent = Path(link_packages(sys.executable))
     assert {one.name for one in lent.iterdir()} == {"gpuserve", "gpuserve_worker"}
     assert link_packages(sys.executable) == str(lent)
-    code = "import gpuserve_worker; print(gpuserve_worker.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        env=environment_variables(sys.executable, str(lent)),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert done.stdout.startswith(str(lent))
+    program = [sys.executable, "-P", "-c", "import gpuserve_worker; print(gpuserve_worker.__file__)"]
+    variables = environment_variables(sys.executable, str(lent))
+    assert subprocess.check_output(program, env=variables, text=True, timeout=60).startswith(str(lent))
 
 
 def test_a_folder_is_made_once_whoever_comes() -> None:
@@ -135,7 +129,6 @@ def test_what_was_not_made_whole_is_not_there(cache: Path) -> None:
 
     with pytest.raises(EnvironmentProblem, match="broken"):
         cached_folder("kind", "one", fail)
-    assert [
-        one for one in os.listdir(cache / "gpuserve/environments/kind") if not one.endswith(".lock")
-    ] == []
+    left = os.listdir(cache / "gpuserve/environments/kind")
+    assert [one for one in left if not one.endswith(".lock")] == []
     cached_folder("kind", "one", lambda _: None)

@@ -9,6 +9,7 @@ import pytest
 from decorating import model, serving
 from hypothesis import given
 from hypothesis import strategies as st
+from present import present
 
 from gpuserve.backends.batch_tensors import KINDS, BatchOutput
 from gpuserve.decorators import BatchError, batch, pad_batch
@@ -61,11 +62,18 @@ def test_padded_rows_have_their_values_their_lengths_and_the_value_of_padding(
         assert np.array_equal(answer["y"], array)
 
 
-def test_rows_that_have_one_length_are_not_copied() -> None:
-    given_batch = ragged_batch([np.ones((2, 3)), np.ones((1, 3))], {})
-    seen: list[Any] = []
-    batch(pad=0)(lambda x: (seen.append(x), {"y": x})[1])(given_batch)
-    assert np.shares_memory(seen[0], given_batch.arrays["x"].flat)
+def seen_by(arrays: list[Any]) -> tuple[Batch, Any]:
+    """A batch of the arrays, and the one array that a padding callable gets."""
+    made, seen = ragged_batch(arrays, {}), []
+    batch(pad=0)(lambda x: (seen.append(x), {"y": np.zeros(len(x))})[1])(made)
+    return made, seen[0]
+
+
+def test_rows_that_have_one_length_are_not_copied_and_byte_strings_are_padded_with_empty_ones() -> None:
+    made, x = seen_by([np.ones((2, 3)), np.ones((1, 3))])
+    assert np.shares_memory(x, made.arrays["x"].flat)
+    _, x = seen_by([np.array([[b"a", b"b"]], object), np.array([[b"c"]], object)])
+    assert x.tolist() == [[b"a", b"b"], [b"c", b""]]
 
 
 def test_images_are_padded_on_both_axes() -> None:
@@ -80,13 +88,6 @@ def test_images_are_padded_on_both_axes() -> None:
     first, second = call(ragged_batch(arrays, {"y": (0, 1)}, (0, 1)))
     assert (first["y"].shape, second["y"].shape) == ((1, 2, 5), (2, 4, 1))
     assert first["y"].all()
-
-
-def test_byte_strings_are_padded_with_empty_ones() -> None:
-    arrays = [np.array([[b"a", b"b"]], object), np.array([[b"c"]], object)]
-    seen: list[Any] = []
-    batch(pad=0)(lambda x: (seen.append(x.tolist()), {"y": np.zeros(2)})[1])(ragged_batch(arrays, {}))
-    assert seen == [[[b"a", b"b"], [b"c", b""]]]
 
 
 def test_a_generator_yields_the_outputs_of_each_request() -> None:
@@ -113,10 +114,7 @@ def test_plain_requests_are_padded_as_by_a_server() -> None:
     [
         ({"lengths": "n"}, "have no effect without pad"),
         ({"pad": 0, "side": "top"}, "side of @batch must be 'right' or 'left', got 'top'"),
-        (
-            {"pad": 0, "pad_to_multiple_of": 0},
-            "pad_to_multiple_of of @batch must be an integer",
-        ),
+        ({"pad": 0, "pad_to_multiple_of": 0}, "pad_to_multiple_of of @batch must be an integer"),
         ({"pad": 0, "max_length": True}, "max_length of @batch must be an integer of at least 1"),
         ({"pad": 0, "lengths": "no name"}, "lengths of @batch must be the name of an argument"),
     ],
@@ -130,8 +128,7 @@ def test_types_declare_ragged_tensors_and_lengths_are_no_input() -> None:
     @batch(pad=0, lengths="n")
     def call(x: Ragged, k: Float32, n: Int64) -> Ragged: ...  # type: ignore[empty-body]
 
-    signature = signature_of(call, "call")
-    assert signature is not None
+    signature = present(signature_of(call, "call"))
     assert [(one.name, one.ragged) for one in signature.inputs or ()] == [("x", True), ("k", False)]
     assert [one.ragged for one in signature.outputs or ()] == [True]
 
@@ -151,9 +148,8 @@ def test_pad_batch_repeats_the_last_row_and_its_length(sizes: tuple[int, int]) -
 
 def test_an_output_of_other_sizes_cannot_be_cut() -> None:
     call = batch(pad=0)(lambda x: {"y": x[:, ::2]})
-    with pytest.raises(
-        BatchError, match=r"ragged output 'y' has the sizes \[2\], but inputs were padded to \[3\]"
-    ):
+    text = r"ragged output 'y' has the sizes \[2\], but inputs were padded to \[3\]"
+    with pytest.raises(BatchError, match=text):
         call(ragged_batch([np.ones((1, 3)), np.ones((1, 2))], {"y": (0,)}))
 
 

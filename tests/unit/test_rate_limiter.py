@@ -8,6 +8,7 @@ import pytest
 from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from present import present
 from scheduled import model_spec
 
 from gpuserve import Server
@@ -15,22 +16,10 @@ from gpuserve.config.settings.checks import check_rates, resource_limits
 from gpuserve.config.settings.server import ResourceLimit, ServerSettings
 from gpuserve.core.errors import ConfigError, StartupError
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
-from gpuserve.front.scheduling.rate_limiter import (
-    InstanceRate,
-    RateLimitedSource,
-    SharedResources,
-)
+from gpuserve.front.scheduling.rate_limiter import InstanceRate, RateLimitedSource, SharedResources
 from gpuserve.front.scheduling.request_queue import QueuedRequest
-from gpuserve.model.spec import (
-    BatchingSpec,
-    InstanceSpec,
-    ModelSpec,
-    QueueSpec,
-    Resource,
-)
-from gpuserve.model.spec import (
-    RateLimiter as Rate,
-)
+from gpuserve.model.spec import BatchingSpec, InstanceSpec, ModelSpec, Resource
+from gpuserve.model.spec import RateLimiter as Rate
 
 
 def rate(priority: int = 0, **resources: int) -> Rate:
@@ -43,14 +32,15 @@ def spec(name: str, *rates: Rate, device: str = "cpu") -> ModelSpec:
 
 
 class Limited:
-    """Instances by name, and which of them have been woken."""
+    """Instances by name, and which of them have been woken; some have acquired their resources."""
 
-    def __init__(self, limits: list[str], **rates: Rate) -> None:
+    def __init__(self, limits: list[str], acquired: str = "", **rates: Rate) -> None:
         self.limiter = SharedResources(ResourceLimit.parse(one) for one in limits)
         self.woken: list[str] = []
         self.instances: dict[str, InstanceRate] = {}
         for name, one in rates.items():
             self.add(name, one)
+        assert all(self.acquire(name) for name in acquired)
 
     def add(self, name: str, one: Rate) -> None:
         made = self.limiter.add(spec(name, one).instances, lambda: self.woken.append(name))
@@ -65,52 +55,38 @@ class Limited:
         return list(self.woken)
 
 
-def test_there_is_as_much_as_is_needed_most() -> None:
-    limited = Limited([], a=rate(R=2), b=rate(R=1), c=rate(R=1), d=rate())
-    assert limited.acquire("b")
-    assert limited.acquire("c")
-    assert limited.acquire("d")
+def test_there_is_as_much_as_is_needed_most_or_as_the_operator_says() -> None:
+    limited = Limited([], "bcd", a=rate(R=2), b=rate(R=1), c=rate(R=1), d=rate())
     assert not limited.acquire("a")
     assert limited.release("b") == []
     assert limited.release("c") == ["a"]
     assert limited.acquire("a")
-
-
-def test_the_operator_says_how_much_there_is() -> None:
-    limited = Limited(["R:3"], a=rate(R=2), b=rate(R=1), c=rate(R=1))
-    assert [limited.acquire(one) for one in "abc"] == [True, True, False]
+    limited = Limited(["R:3"], "ab", a=rate(R=2), b=rate(R=1), c=rate(R=1))
+    assert not limited.acquire("c")
 
 
 def test_the_lowest_count_times_priority_goes_first() -> None:
     limited = Limited([], a=rate(1, R=1), b=rate(3, R=1), busy=rate(R=1))
-    served: list[str] = []
     assert limited.acquire("busy")
+    served = ["busy"]
     for _ in range(8):
-        running = served[-1] if served else "busy"
-        for name in "ab":
-            if name != running:
-                assert not limited.acquire(name)
-        if running != "busy":
-            assert not limited.acquire(running)
-        (woken,) = limited.release(running)
-        assert limited.acquire(woken)
-        served.append(woken)
-    assert served.count("a") == 6
-    assert served.count("b") == 2
+        assert not any(limited.acquire(name) for name in "ab" if name != served[-1])
+        assert served == ["busy"] or not limited.acquire(served[-1])
+        served += limited.release(served[-1])
+        assert limited.acquire(served[-1])
+    assert (len(served), served.count("a"), served.count("b")) == (9, 6, 2)
 
 
 def test_what_needs_much_is_not_starved() -> None:
-    limited = Limited([], a=rate(R=2), b=rate(R=1), c=rate(R=1))
-    assert limited.acquire("b")
+    limited = Limited([], "b", a=rate(R=2), b=rate(R=1), c=rate(R=1))
     assert not limited.acquire("a")
     assert not limited.acquire("c"), "it would take what a waits for"
     assert limited.release("b") == ["a"]
     assert not limited.acquire("b")
 
 
-def test_what_is_reserved_and_not_wanted_goes_to_the_next() -> None:
-    limited = Limited([], a=rate(R=1), b=rate(R=1), c=rate(R=1))
-    assert limited.acquire("a")
+def test_what_is_reserved_and_not_wanted_goes_to_the_next_and_a_model_that_is_gone_waits_no_more() -> None:
+    limited = Limited([], "a", a=rate(R=1), b=rate(R=1), c=rate(R=1))
     assert not limited.acquire("b")
     assert not limited.acquire("c")
     assert limited.release("a") == ["b"]
@@ -120,11 +96,7 @@ def test_what_is_reserved_and_not_wanted_goes_to_the_next() -> None:
     assert limited.acquire("c")
     assert limited.release("c", unused=True) == []
     assert limited.instances["c"].executions == 0
-
-
-def test_a_model_that_is_gone_waits_no_more() -> None:
-    limited = Limited([], a=rate(R=1), b=rate(R=1))
-    assert limited.acquire("a")
+    limited = Limited([], "a", a=rate(R=1), b=rate(R=1))
     assert not limited.acquire("b")
     limited.limiter.remove([limited.instances["b"]])
     assert limited.release("a") == []
@@ -157,13 +129,10 @@ def test_never_more_than_there_is_and_everybody_in_the_end(data: st.DataObject) 
             limited.release(name)
         elif limited.acquire(name):
             running.append(name)
-        taken = {key: sum(dict(_needs(rates[one])).get(key, 0) for one in running) for key in ("R", "S")}
-        assert taken["R"] <= (
-            3 if "R:3" in limits else max(dict(_needs(one)).get("R", 0) for one in rates.values())
-        )
-        assert taken["S"] <= (
-            4 if "S:4" in limits else max(dict(_needs(one)).get("S", 0) for one in rates.values())
-        )
+        for key, limit in (("R", 3), ("S", 4)):
+            needs = {one: dict(_needs(rates[one])).get(key, 0) for one in names}
+            most = limit if f"{key}:{limit}" in limits else max(needs.values())
+            assert sum(needs[one] for one in running) <= most
     waiting = [name for name in names if name not in running and not limited.acquire(name)]
     running += [name for name in names if name not in running and name not in waiting]
     for _ in range(2 * len(names)):
@@ -183,81 +152,63 @@ def _needs(one: Rate) -> list[tuple[str, int]]:
 
 
 class Model:
-    """A model with its requests, below a limiter that it shares."""
+    """A model with its requests, below a limiter that it shares; one request waits at first."""
 
     def __init__(self, limiter: SharedResources, name: str, *rates: Rate, delay_us: int = 0) -> None:
         self.woken = 0
-        self.scheduler = ModelScheduler(
-            model_spec(
-                max_batch_size=4,
-                batching=BatchingSpec(delay_us),
-                queue=QueueSpec(),
-                prefetch=0,
-                retry_on_worker_death=False,
-            )
+        spec_ = model_spec(
+            max_batch_size=4, batching=BatchingSpec(delay_us), prefetch=0, retry_on_worker_death=False
         )
+        self.scheduler = ModelScheduler(spec_)
         self.batches = RateLimitedSource(self.scheduler, spec(name, *rates).instances, limiter, self.wake)
         for number in range(len(rates)):
             self.scheduler.instance_up(str(number))
+        self.submit()
 
     def wake(self) -> None:
         self.woken += 1
 
-    def submit(self, now: float = 0.0) -> QueuedRequest:
-        request = QueuedRequest(1, 1, "")
-        self.scheduler.submit(request, now)
-        return request
+    def submit(self) -> None:
+        self.scheduler.submit(QueuedRequest(1, 1, ""), 0.0)
 
 
-def test_a_model_waits_for_another_and_is_woken() -> None:
+def two_models(delay_us: int = 0) -> tuple[Model, Model]:
+    """Two models, one of which may run at a time; the first waits so long for company."""
     limiter = SharedResources([])
-    first, second = Model(limiter, "a", rate(R=1)), Model(limiter, "b", rate(R=1))
-    first.submit()
-    second.submit()
-    batch = first.batches.next_batch(0.0)
-    assert batch is not None
+    return Model(limiter, "a", rate(R=1), delay_us=delay_us), Model(limiter, "b", rate(R=1))
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_model_waits_for_another_and_is_woken(dies: bool) -> None:
+    first, second = two_models()
+    batch = present(first.batches.next_batch(0.0))
     assert second.batches.next_batch(0.0) is None
     assert second.batches.next_wakeup(0.0) is None, "time alone changes nothing"
-    first.batches.complete(batch.batch_id)
+    if dies:
+        assert len(first.batches.instance_down("0")) == 1
+    else:
+        first.batches.complete(batch.batch_id)
     assert second.woken == 1
     assert second.batches.next_batch(0.0) is not None
+    first.batches.close()
 
 
 def test_instances_run_one_after_the_other_and_batches_are_formed_late() -> None:
     model = Model(SharedResources([]), "a", rate(R=1), rate(R=1))
-    model.submit()
-    batch = model.batches.next_batch(0.0)
-    assert batch is not None
+    batch = present(model.batches.next_batch(0.0))
     for _ in range(3):
         model.submit()
         assert model.batches.next_batch(0.0) is None
     model.batches.complete(batch.batch_id)
-    later = model.batches.next_batch(0.0)
-    assert later is not None
+    later = present(model.batches.next_batch(0.0))
     assert len(later.requests) == 3
 
 
 def test_a_model_that_waits_for_its_delay_holds_nothing() -> None:
-    limiter = SharedResources([])
-    patient, other = Model(limiter, "a", rate(R=1), delay_us=100), Model(limiter, "b", rate(R=1))
-    patient.submit()
+    patient, other = two_models(delay_us=100)
     assert patient.batches.next_batch(0.0) is None
     assert patient.batches.next_wakeup(0.0) == pytest.approx(100e-6)
-    other.submit()
     assert other.batches.next_batch(0.0) is not None
-
-
-def test_a_dead_instance_gives_back_what_it_had() -> None:
-    limiter = SharedResources([])
-    first, second = Model(limiter, "a", rate(R=1)), Model(limiter, "b", rate(R=1))
-    first.submit()
-    second.submit()
-    assert first.batches.next_batch(0.0) is not None
-    assert second.batches.next_batch(0.0) is None
-    assert len(first.batches.instance_down("0")) == 1
-    assert second.woken == 1
-    assert second.batches.next_batch(0.0) is not None
-    first.batches.close()
 
 
 # ---- what cannot be ---------------------------------------------------------------------------
@@ -265,26 +216,23 @@ def test_a_dead_instance_gives_back_what_it_had() -> None:
 ON = ServerSettings(rate_limit="execution_count", rate_limit_resources=("R:2", "G:1:0"))
 
 
-def test_too_little_of_a_resource_is_refused() -> None:
-    text = (
+def refused(*specs: ModelSpec) -> str:
+    with pytest.raises(StartupError) as error:
+        check_rates(specs, ON)
+    return str(error.value)
+
+
+def test_too_little_of_a_resource_and_one_of_both_kinds_are_refused() -> None:
+    assert refused(spec("a", rate(R=1)), spec("b", rate(R=3))) == (
         'Resource count for "R" is limited to 2 which will prevent scheduling of one or more model '
         "instances, the minimum required count is 3"
     )
-    with pytest.raises(StartupError) as refused:
-        check_rates([spec("a", rate(R=1)), spec("b", rate(R=3))], ON)
-    assert str(refused.value) == text
     check_rates([spec("b", rate(R=3))], ServerSettings())
-    with pytest.raises(StartupError, match='"G" is limited to 1'):
-        check_rates([spec("a", rate(G=2), device="cuda:0")], ON)
+    assert '"G" is limited to 1' in refused(spec("a", rate(G=2), device="cuda:0"))
     check_rates([spec("a", rate(G=2), device="cuda:1")], ON)
-
-
-def test_a_resource_of_both_kinds_is_refused() -> None:
-    shared = Rate((Resource("X", 1, shared=True),))
-    text = 'Resource "X" is present as both global and device-specific resource in the model configuration.'
-    with pytest.raises(StartupError) as refused:
-        check_rates([spec("a", rate(X=1)), spec("b", shared)], ON)
-    assert str(refused.value) == text
+    assert refused(spec("a", rate(X=1)), spec("b", Rate((Resource("X", 1, shared=True),)))) == (
+        'Resource "X" is present as both global and device-specific resource in the model configuration.'
+    )
 
 
 @pytest.mark.parametrize("text", ["", "R", "R:", "R:x", ":1", "R:-1"])
@@ -293,13 +241,10 @@ def test_a_limit_says_how_much_there_is(text: str) -> None:
         ResourceLimit.parse(text)
 
 
-def test_settings_that_cannot_be() -> None:
+def test_limits_are_off_unless_asked_for_and_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="rate_limit must be one of 'off' or 'execution_count', got 'on'"):
         Server(rate_limit="on")
     with pytest.raises(ConfigError, match="rate_limit_resources: expected a resource as 'name:count'"):
         Server(rate_limit_resources=("R",))
-
-
-def test_limits_are_off_unless_asked_for() -> None:
     assert resource_limits(ServerSettings(rate_limit_resources=("R:2",))) is None
     assert resource_limits(ON) == (ResourceLimit("R", 2), ResourceLimit("G", 1, "cuda:0"))

@@ -31,14 +31,8 @@ def test_the_main_thread_comes_first_and_the_one_that_listens_not_at_all() -> No
     assert "supervision" not in readable_stacks(STACKS)
 
 
-def test_the_innermost_line_of_the_users_own_code_is_found() -> None:
+def test_what_is_no_stack_or_has_none_of_the_user_is_told_as_it_is() -> None:
     assert user_frame(STACKS) == "/home/me/model.py:12 in __init__"
     assert user_frame("") == ""
-
-
-def test_what_is_no_stack_is_told_as_it_is() -> None:
     assert readable_stacks("  nonsense\n") == "nonsense"
-
-
-def test_a_process_without_stacks_is_told_by_its_state() -> None:
     assert missing_stacks_reason(os.getpid()) == f"(no stacks of process {os.getpid()}: it runs)"

@@ -6,16 +6,24 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from driver_scene import SPEC, Scene, Worker, request
 
 from gpuserve.core.errors import DeadlineExceeded, QueueFull
+from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.requests.inference import InferResponse
 from gpuserve.model.spec import InstanceSpec, ModelSpec, PolicySpec, QueueSpec
 from gpuserve_worker.memory.arena import Block
 
-ONE = dataclasses.replace(SPEC, instances=SPEC.instances[:1], max_batch_size=1)
+
+def one(**changes: Any) -> ModelSpec:
+    """A model with one instance that runs one request at a time, but for the changes."""
+    return dataclasses.replace(SPEC, **{"instances": SPEC.instances[:1], "max_batch_size": 1} | changes)
+
+
+ONE = one()
 
 
 @contextlib.asynccontextmanager
@@ -36,25 +44,29 @@ async def hung_with(old: Scene, *waiting: float | None) -> None:
         await old.settle()
 
 
+async def answered(new: Scene, pending: PendingRequest) -> None:
+    """Have the new instance run a request, and wait for its answer."""
+    await new.settle()
+    new.workers[0].answer([True])
+    response = await asyncio.wait_for(pending.answer, 1)
+    assert isinstance(response, InferResponse)
+    response.close()
+
+
 async def test_what_waits_behind_a_hung_instance_is_answered_by_the_new_one() -> None:
     async with reloaded() as (old, new):
         await hung_with(old, None, None)
         assert old.driver.transfer_queue(new.driver)
         assert not old.driver.transfer_queue(new.driver)
         assert (old.driver.unfinished, new.driver.unfinished) == (1, 2)
-        for _ in range(2):
-            await new.settle()
-            new.workers[0].answer([True])
         for pending in old.pending[1:]:
-            response = await asyncio.wait_for(pending.answer, 1)
-            assert isinstance(response, InferResponse)
-            response.close()
+            await answered(new, pending)
         old.workers[0].answer([True])  # it was only slow
         (await asyncio.wait_for(old.pending[0].answer, 1)).close()
 
 
 async def test_what_an_instance_only_held_goes_over_when_that_is_given_up() -> None:
-    async with reloaded(dataclasses.replace(ONE, prefetch=1)) as (old, new):
+    async with reloaded(one(prefetch=1)) as (old, new):
         await hung_with(old, None)
         assert len(old.workers[0].runs) == 2
         assert not old.driver.transfer_queue(new.driver)
@@ -78,7 +90,7 @@ async def test_its_time_goes_on_and_its_client_may_still_leave() -> None:
 
 async def test_a_time_that_a_queue_policy_keeps_goes_on() -> None:
     policy = PolicySpec(default_timeout_us=60_000_000, allow_timeout_override=True)
-    spec = dataclasses.replace(ONE, queue=QueueSpec(policy=policy))
+    spec = one(queue=QueueSpec(policy=policy))
     async with reloaded(spec, spec) as (old, new):
         await hung_with(old, 5.0)
         old.driver.transfer_queue(new.driver)
@@ -97,20 +109,18 @@ async def test_a_body_in_the_memory_of_the_old_driver_moves() -> None:
         old.driver.transfer_queue(new.driver)
         assert not isinstance(asked.inputs[0].data, Block)
         assert (old.driver.arena.statistics().blocks, pending.retriable) == (0, True)
-        await new.settle()
-        new.workers[0].answer([True])
-        (await asyncio.wait_for(pending.answer, 1)).close()
+        await answered(new, pending)
 
 
 async def test_a_load_that_takes_other_requests_is_given_none() -> None:
-    async with reloaded(new=dataclasses.replace(ONE, max_batch_size=2)) as (old, new):
+    async with reloaded(new=one(max_batch_size=2)) as (old, new):
         await hung_with(old, None)
         assert not old.driver.transfer_queue(new.driver)
         assert old.driver.unfinished == 2
 
 
 async def test_whoever_has_no_room_there_is_told_so() -> None:
-    async with reloaded(new=dataclasses.replace(ONE, queue=QueueSpec(1))) as (old, new):
+    async with reloaded(new=one(queue=QueueSpec(1))) as (old, new):
         await hung_with(old, None, None)
         old.driver.transfer_queue(new.driver)
         with pytest.raises(QueueFull, match="maximum queue size of 1 requests"):
@@ -119,20 +129,15 @@ async def test_whoever_has_no_room_there_is_told_so() -> None:
 
 
 async def test_answers_that_keep_their_order_do_not_wait_for_the_hung_one() -> None:
-    spec = dataclasses.replace(ONE, batching=dataclasses.replace(ONE.batching, preserve_ordering=True))
+    spec = one(batching=dataclasses.replace(ONE.batching, preserve_ordering=True))
     async with reloaded(spec, spec) as (old, new):
         await hung_with(old, None)
         old.driver.transfer_queue(new.driver)
-        await new.settle()
-        new.workers[0].answer([True])
-        (await asyncio.wait_for(old.pending[1].answer, 1)).close()
+        await answered(new, old.pending[1])
 
 
 async def test_it_goes_on_at_an_instance_that_comes_later() -> None:
-    async with reloaded(new=dataclasses.replace(ONE, instances=(InstanceSpec("a", "cpu", {}),))) as (
-        old,
-        new,
-    ):
+    async with reloaded(new=one(instances=(InstanceSpec("a", "cpu", {}),))) as (old, new):
         await hung_with(old, None)
         new.workers[0].die()
         await new.settle()

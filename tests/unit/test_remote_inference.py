@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import socket
@@ -10,9 +11,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from present import present
 
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.core.errors import InvalidArgument, NoMemory, NotFound, RequestError, Stopping, Unavailable
+from gpuserve.front.ingress.channel_messages import AnnounceShutdown, LeasesClosed
 from gpuserve.front.ingress.ipc_channel import IpcChannel
 from gpuserve.front.ingress.model_replica import IngressService, ModelPublisher
 from gpuserve.front.ingress.proxied_requests import ProxiedRequests
@@ -63,9 +66,8 @@ class IngressAndFront:
         self._handlers["front"] = self.requests.handlers
         self.at_front.open()
         self.at_ingress.reopen(theirs)
-        self.mirror = ModelPublisher(
-            self.at_front, self.front.models, self.front.health, self.front.control.trace
-        )
+        control = self.front.control
+        self.mirror = ModelPublisher(self.at_front, self.front.models, self.front.health, control.trace)
         self.mirror.open()
 
     async def front_lost(self) -> None:
@@ -88,9 +90,8 @@ class IngressAndFront:
         return take
 
     def submit(self, asked: InferRequest, on_response: Any = None) -> PendingRequest:
-        return self.ingress.service.inference.submit(
-            asked, on_response, lambda _, one: self.answers.append(one)
-        )
+        on_answer = lambda _, one: self.answers.append(one)  # noqa: E731
+        return self.ingress.service.inference.submit(asked, on_response, on_answer)
 
     @property
     def responses(self) -> list[InferResponse]:
@@ -102,6 +103,24 @@ class IngressAndFront:
         for _ in range(20):
             await self.scene.settle()
             self.at_ingress.flush()  # deferred messages as well
+
+    @property
+    def worker(self) -> Worker:
+        """The first worker that has something to run."""
+        return present(self.scene.busy(0))
+
+    async def use_large_worker(self) -> _LargeWorker:
+        """Replace the workers by one that answers with a block of an arena."""
+        self.let_workers_die()
+        await self.settle()
+        worker = _LargeWorker(self.scene.driver, "a")
+        self.scene.workers = [worker]
+        return worker
+
+    async def replace_front(self, spec: Any) -> None:
+        self.meet_front(spec)
+        self.ingress.resume()
+        await self.settle()
 
     def let_workers_die(self) -> None:
         while self.scene.workers:
@@ -143,13 +162,10 @@ async def test_a_request_is_run_by_the_front() -> None:
         asked.id = "seven"
         there.submit(asked)
         await there.settle()
-        worker = there.scene.busy(0)
-        assert worker is not None
-        (tensor,) = wire.tensors(worker.runs[0].inputs)
+        (tensor,) = wire.tensors(there.worker.runs[0].inputs)
         assert tensor.payload == struct.pack("2f", 1.5, 1.5)
         await there.run_all()
-        (answer,) = there.answers
-        assert isinstance(answer, InferResponse)
+        (answer,) = there.responses
         assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", "seven")
         (output,) = answer.outputs
         assert (output.name, output.shape, bytes(output.data)) == ("y", (2, 1), bytes(8))
@@ -163,8 +179,7 @@ async def test_a_request_is_given_the_outputs_that_it_asks_for() -> None:
         there.submit(asked)
         there.submit(request(1, 2.0))
         await there.settle()
-        worker = there.scene.busy(0)
-        assert worker is not None
+        worker = there.worker
         run = worker.runs.pop(0)
         whole = [wire.WireTensor(name, "FP32", (2, 1), name.encode() * 8) for name in ("y", "z")]
         assert [one[0] for one in wire.requests(run.requests)] == [1, 1]
@@ -180,8 +195,7 @@ async def test_the_front_refuses_and_counts_wrong_requests_and_reports_failures(
         await there.settle()
         refused = there.answers.pop()
         assert isinstance(refused, InvalidArgument)
-        assert refused.untried
-        assert "batch" in str(refused)
+        assert (refused.untried, "batch" in str(refused)) == (True, True)
         assert there.scene.metrics.outcomes.rejections["invalid"] == 1
         unknown = request(1, 1.0)
         unknown.model_name = "nobody"
@@ -243,8 +257,9 @@ class _LargeWorker(Worker):
         self._link.send(wire.Done(run.batch_id, outputs, None, True, 1, 2, 3))
 
 
-def large_request(nbytes: int) -> InferRequest:
-    return InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (nbytes,), b"\7" * nbytes)], (), None)
+def large_request(data: Any) -> InferRequest:
+    nbytes = len(data if isinstance(data, bytes) else data.view)
+    return InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (nbytes,), data)], (), None)
 
 
 def taking(nbytes: int) -> Any:
@@ -255,11 +270,8 @@ def taking(nbytes: int) -> Any:
 async def test_a_large_tensor_is_lent_both_ways_and_released(nbytes: int) -> None:
     """The largest tensors are copied over several loop iterations."""
     async with connected(taking(nbytes)) as there:
-        there.let_workers_die()
-        await there.settle()
-        worker = _LargeWorker(there.scene.driver, "a")
-        there.scene.workers = [worker]
-        there.submit(large_request(nbytes))
+        worker = await there.use_large_worker()
+        there.submit(large_request(b"\7" * nbytes))
         for _ in range(4):
             await there.settle()
         (tensor,) = wire.tensors(worker.runs[0].inputs)
@@ -270,8 +282,7 @@ async def test_a_large_tensor_is_lent_both_ways_and_released(nbytes: int) -> Non
         worker.answer_large(b"\x08")
         await there.settle()
         assert arena.statistics().blocks == 0, "the body is free once the batch is through"
-        (answer,) = there.answers
-        assert isinstance(answer, InferResponse)
+        (answer,) = there.responses
         (output,) = answer.outputs
         assert isinstance(output.data, memoryview)
         assert bytes(output.data) == b"\x08" * LARGE
@@ -289,7 +300,7 @@ async def test_a_large_tensor_that_is_copied_when_its_request_ends(how: str) -> 
         arena = there.ingress.service.models.find("m").arena
         if how == "no room":
             arena.limit_nbytes = LARGE
-        pending = there.submit(large_request(20 * LARGE))
+        pending = there.submit(large_request(b"\7" * 20 * LARGE))
         if how == "cancel":
             pending.cancel()
         elif how == "front dies":
@@ -305,8 +316,7 @@ async def test_responses_of_a_stream_come_one_by_one_until_its_end() -> None:
         came: list[InferResponse] = []
         there.submit(request(1, 1.0), came.append)
         await there.settle()
-        worker = there.scene.busy(0)
-        assert worker is not None
+        worker = there.worker
         for n in range(3):
             worker.give([True])
             await there.settle()
@@ -333,9 +343,7 @@ async def test_a_dead_ingress_process_leaves_nothing() -> None:
     await there.settle()
     assert there.lost == ["front"]
     there.requests.close()
-    while (worker := there.scene.busy(0)) is not None:
-        worker.answer([True])
-        await there.settle()
+    await there.run_all()
     assert there.scene.driver.unfinished == 0
     there.close()
 
@@ -353,9 +361,7 @@ async def test_a_new_front_runs_small_requests_again_and_refuses_large_ones() ->
         late = request(1, 3.0, timeout_s=60.0)
         there.submit(late)
         there.submit(request(1, 4.0)).cancel()
-        there.meet_front(dataclasses.replace(SPEC, version=2))
-        there.ingress.resume()
-        await there.settle()
+        await there.replace_front(dataclasses.replace(SPEC, version=2))
         assert [one.spec.version for one in there.ingress.service.models.of("m")] == [2]
         assert late.timeout_s is not None
         assert late.timeout_s < 60.0
@@ -366,42 +372,26 @@ async def test_a_new_front_runs_small_requests_again_and_refuses_large_ones() ->
         await there.settle()
         for _ in range(2):
             await there.front_lost()
-            there.meet_front(SPEC)
-            there.ingress.resume()
-            await there.settle()
+            await there.replace_front(SPEC)
         assert isinstance(there.answers[-1], Unavailable), "it was in two fronts that died"
 
 
 async def test_memory_is_shared_with_each_front_anew() -> None:
     async with connected(LARGE_SPEC) as there:
-
-        async def large(fill: bytes) -> _LargeWorker:
-            there.let_workers_die()
-            await there.settle()
-            worker = _LargeWorker(there.scene.driver, "a")
-            there.scene.workers = [worker]
-            data = fill * LARGE
-            there.submit(InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (LARGE,), data)], (), None))
-            await there.settle()
-            worker.answer_large(fill)
-            await there.settle()
-            return worker
-
-        workers = [await large(b"\1")]
+        workers = [await there.use_large_worker()]
+        there.submit(large_request(b"\1" * LARGE))
+        await there.settle()
+        workers[0].answer_large(b"\1")
+        await there.settle()
         arena = there.ingress.service.models.find("m").arena
         block = arena.allocate(LARGE)  # a body that comes while the front dies
         block.view[:] = b"\2" * LARGE
         await there.front_lost()
-        there.meet_front(LARGE_SPEC)
-        there.ingress.resume()
-        await there.settle()
+        await there.replace_front(LARGE_SPEC)
         (first,) = there.responses
         assert bytes(first.outputs[0].data) == b"\1" * LARGE, "it is still being written"
-        there.let_workers_die()
-        await there.settle()
-        workers.append(_LargeWorker(there.scene.driver, "a"))
-        there.scene.workers = [workers[-1]]
-        there.submit(InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (LARGE,), block)], (), None))
+        workers.append(await there.use_large_worker())
+        there.submit(large_request(block))
         await there.settle()
         (tensor,) = wire.tensors(workers[-1].runs[0].inputs)
         assert isinstance(tensor.payload, wire.Loan)
@@ -427,14 +417,15 @@ async def test_memory_is_shared_with_each_front_anew() -> None:
 async def test_pending_model_updates_are_read_before_a_request_is_refused() -> None:
     async with connected() as there:
         other = dataclasses.replace(SPEC, name="n")
-        driver = ModelDriver(other, 1 << 20, ModelMetrics("n", "1", dict))
+        driver, successor = (
+            ModelDriver(one, 1 << 20, ModelMetrics(one.name, "1", dict))
+            for one in (other, dataclasses.replace(SPEC, max_batch_size=64))
+        )
         there.front.models.add(driver)
         there.at_front.flush()  # the update is in the socket, unread by the ingress process
         asked = request(1, 1.0)
         asked.model_name = "n"
         there.submit(asked)
-        wider = dataclasses.replace(SPEC, max_batch_size=64)
-        successor = ModelDriver(wider, 1 << 20, ModelMetrics("m", "1", dict))
         there.front.models.serve("m", [successor])
         there.at_front.flush()
         there.submit(request(50, 1.0))
@@ -461,3 +452,23 @@ async def test_an_ingress_process_learns_that_the_front_drains_and_ends() -> Non
         there.front.health.end()
         await there.settle()
         assert health.ended
+
+
+@pytest.mark.parametrize("with_another", [True, False])
+async def test_a_deferred_message_is_sent_with_the_next_message_or_soon(with_another: bool) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    end = IpcChannel(ours, lambda message, fds: None, lambda: None)
+    end.open()
+    end.call_at_next(lambda: end.post(LeasesClosed((1,))))
+    if with_another:
+        end.post(AnnounceShutdown(1))
+    await asyncio.sleep(0)
+    with theirs:
+        if with_another:
+            assert theirs.recv(1)
+        else:
+            with pytest.raises(BlockingIOError):
+                theirs.recv(1)
+            assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(theirs, 1), 5)
+        end.close()

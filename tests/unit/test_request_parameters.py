@@ -1,4 +1,4 @@
-"""Parameters of requests as parameters of functions: their values, and requests of a batch that differ."""
+"""Requests as callables see them, and their parameters as parameters of functions."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gpuserve.decorators import batch, sample
 from gpuserve.decorators.batching import ParameterError
 from gpuserve.typed import Float32, Parameter
 from gpuserve_worker.inference.inference_request import Batch, Request
+from gpuserve_worker.protocol.payloads import requests, requests_as_tuples
 
 CALLS: list[tuple[int, int]] = []
 
@@ -71,13 +72,9 @@ def test_one_call_for_equal_values_and_in_the_order_of_the_requests() -> None:
     CALLS.clear()
     assert answers(times(batch_of({"by": 3}, {"other": 1}, {"by": 3}, {}))) == [[[3]], [[2]], [[9]], [[4]]]
     assert CALLS == [(2, 3), (2, 1)]
-
-
-def test_where_all_are_equal_nothing_is_cut() -> None:
-    CALLS.clear()
     result = times(batch_of({"by": 2}, {"by": 2}))
-    assert type(result).__name__ == "BatchedOutputs"
-    assert CALLS == [(2, 2)]
+    assert type(result).__name__ == "BatchedOutputs", "all are equal, so nothing is cut"
+    assert CALLS[2:] == [(2, 2)]
 
 
 WRONG = "parameter 'by' of the request must be an int, given the str 'x'"
@@ -92,13 +89,8 @@ def test_a_wrong_value_fails_its_own_request(function: Any) -> None:
 @pytest.mark.parametrize("function", [times_twice, times_twice_later])
 def test_streams_of_different_values(function: Any) -> None:
     parts = [answers(part) for part in complete(function(batch_of({"by": 2}, {"by": "x"}, {"by": 3})))]
-    assert parts == [
-        [[[2]], None, None],
-        [[[-2]], None, None],
-        [None, WRONG, None],
-        [None, None, [[9]]],
-        [None, None, [[-9]]],
-    ]
+    first, second = ([[[2]], None, None], [[[-2]], None, None]), ([None, None, [[9]]], [None, None, [[-9]]])
+    assert parts == [*first, [None, WRONG, None], *second]
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=12))
@@ -114,21 +106,30 @@ def ask(**parameters: Any) -> Any:
     return answer if isinstance(answer, ParameterError) else answer["y"]
 
 
-def test_every_kind_of_value() -> None:
+def test_a_type_that_no_request_can_carry_and_every_kind_of_value() -> None:
     assert ask(whole=3) == (3, 0.5, False, None)
     given = ask(whole=-1, part=2, flag=True, text="é")
     assert (given, type(given[1])) == ((-1, 2.0, True, "é"), float)
+
+    @batch
+    def wrong(x: Float32, by: Parameter[list[int]]) -> Any: ...
+
+    with pytest.raises(TypeError, match="Parameter 'by' must be an int, float, bool or str, but its type is"):
+        wrong(batch_of({"by": 1}))
+
+
+GIVEN = "of the request must be"
 
 
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
         ({}, "'whole' of the request is missing: expected an int"),
-        ({"whole": 1.0}, "'whole' of the request must be an int, given the float 1.0"),
-        ({"whole": True}, "'whole' of the request must be an int, given the bool True"),
-        ({"whole": 1, "part": "1"}, "'part' of the request must be a float, given the str '1'"),
-        ({"whole": 1, "flag": 1}, "'flag' of the request must be a bool, given the int 1"),
-        ({"whole": 1, "text": 1}, "'text' of the request must be a str, given the int 1"),
+        ({"whole": 1.0}, f"'whole' {GIVEN} an int, given the float 1.0"),
+        ({"whole": True}, f"'whole' {GIVEN} an int, given the bool True"),
+        ({"whole": 1, "part": "1"}, f"'part' {GIVEN} a float, given the str '1'"),
+        ({"whole": 1, "flag": 1}, f"'flag' {GIVEN} a bool, given the int 1"),
+        ({"whole": 1, "text": 1}, f"'text' {GIVEN} a str, given the int 1"),
     ],
 )
 def test_other_values(parameters: Any, text: str) -> None:
@@ -145,9 +146,45 @@ def test_by_hand_and_by_partial() -> None:
     assert answers(fixed(batch_of({"by": 2}))) == [[[7]]]
 
 
-def test_a_type_that_no_request_can_carry() -> None:
-    @batch
-    def wrong(x: Float32, by: Parameter[list[int]]) -> Any: ...
+# ---- a request as the callable sees it ----
 
-    with pytest.raises(TypeError, match="Parameter 'by' must be an int, float, bool or str, but its type is"):
-        wrong(batch_of({"by": 1}))
+
+def test_a_request_is_a_mutable_mapping_with_the_arguments_of_pytriton() -> None:
+    x = np.zeros(1)
+    request = Request({"x": x}, parameters={"p": 1}, span=None, requested_output_names=["y"])
+    assert request["x"] is x
+    assert (request.parameters, request.requested_output_names) == ({"p": 1}, ["y"])
+    assert (request.span, request.cancelled) == (None, False)
+    request["z"] = np.ones(1)
+    del request["x"]
+    assert (list(request), len(request), request.get("x")) == (["z"], 1, None)
+    with pytest.raises(ZeroDivisionError), request.traced_span("fails"):
+        _ = 1 / 0
+
+
+def test_other_data_of_the_same_request() -> None:
+    request = Request({"x": np.zeros(1)}, {"p": 1}, None, ["y"])
+    changed = request.with_data({"z": np.ones(1)})
+    assert list(changed) == ["z"]
+    assert list(request) == ["x"]
+    assert (changed.parameters, changed.requested_output_names) == ({"p": 1}, ["y"])
+    request.cancelled = True
+    assert changed.cancelled
+    assert changed.with_data({}).cancelled
+
+
+def test_requests_that_travel_as_their_rows_have_all_fields_and_parameters_of_their_own() -> None:
+    told = (2, (1, {"k": 1}, ("y",), (), None, (), None), 2)
+    assert [tuple(one) for one in requests(told)] == [
+        (2, {}, (), (), None, (), None),
+        (1, {"k": 1}, ("y",), (), None, (), None),
+        (2, {}, (), (), None, (), None),
+    ]
+    batch = Batch({"x": np.arange(5)}, requests_as_tuples(told), ("y", "z"), batching=True)
+    assert batch.rows == (2, 1, 2)
+    first, second, third = batch.as_list()
+    first.parameters["mine"] = True
+    assert (second.parameters, third.parameters) == ({"k": 1}, {})
+    assert (first.requested_output_names, second.requested_output_names) == (["y", "z"], ["y"])
+    again = Batch({"x": np.arange(5)}, requests_as_tuples(told), (), batching=True)
+    assert again.as_list()[0].parameters == {}

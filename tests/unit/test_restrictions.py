@@ -1,4 +1,4 @@
-"""The access table has a row for everything there is, and the policy judges by it."""
+"""The access table has a row for everything there is, the policy judges by it, and knows local clients."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import hmac
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tritonclient.grpc import service_pb2
@@ -15,8 +16,18 @@ from gpuserve import Server
 from gpuserve.config.settings.server import ServerSettings, all_access_rules
 from gpuserve.config.settings.values import ADMIN, CONTROL_GROUPS, DASHBOARD, ENDPOINT_GROUPS, AccessRule
 from gpuserve.core.errors import ConfigError, PermissionDenied, Unavailable
+from gpuserve.front.net.exchange import ConnectionEndpoints
 from gpuserve.front.protocols.access import endpoints
-from gpuserve.front.protocols.access.authorization import GRPC_PREFIX, AccessPolicy, Verdict, token_headers
+from gpuserve.front.protocols.access.authorization import (
+    GRPC_PREFIX,
+    UNIX,
+    AccessPolicy,
+    Verdict,
+    address_of,
+    grpc_address,
+    is_local_client,
+    token_headers,
+)
 from gpuserve.front.protocols.access.endpoints import METHODS, Access, AccessKind, Endpoint
 from gpuserve.front.protocols.grpc import unary_rpcs
 
@@ -32,24 +43,19 @@ def served_methods() -> set[str]:
     """Every method path in the sources of the endpoint, and those of the tables."""
     service = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     protocol = {f"/{service.full_name}/{method.name}" for method in service.methods}
-    return (
-        protocol
-        | set(unary_rpcs.UNARY)
-        | {unary_rpcs.MODEL_INFER, unary_rpcs.MODEL_STREAM_INFER}
-        | set(written_paths())
-    )
+    tables = {*unary_rpcs.UNARY, unary_rpcs.MODEL_INFER, unary_rpcs.MODEL_STREAM_INFER}
+    return protocol | tables | written_paths()
 
 
-def written_paths() -> list[str]:
-    folder = Path(gpuserve.front.__file__).parent
-    files = [file for file in folder.rglob("*.py") if file.name != Path(endpoints.__file__).name]
-    constants = [
+def written_paths() -> set[str]:
+    return {
         node.value
-        for file in files
+        for file in Path(gpuserve.front.__file__).parent.rglob("*.py")
+        if file.name != Path(endpoints.__file__).name
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
-    return [text for text in constants if text.startswith(_SERVICES) and not text.endswith("/")]
+        if node.value.startswith(_SERVICES) and not node.value.endswith("/")
+    }
 
 
 def judged(
@@ -61,11 +67,8 @@ def judged(
 # ---- the table ----------------------------------------------------------------------------------
 
 
-def test_every_method_has_a_row_and_every_row_is_a_method() -> None:
+def test_every_method_has_a_row_of_a_group_of_the_settings() -> None:
     assert served_methods() == set(METHODS)
-
-
-def test_the_groups_are_those_of_the_settings() -> None:
     assert {endpoint.access.group for endpoint in Endpoint} == set(ENDPOINT_GROUPS)
     assert {access.group for access in METHODS.values()} == set(ENDPOINT_GROUPS) - {ADMIN, DASHBOARD}
     guarded = {access.group for access in ROWS if access.kind not in {AccessKind.USE, AccessKind.BARE}}
@@ -73,15 +76,11 @@ def test_the_groups_are_those_of_the_settings() -> None:
 
 
 def test_only_endpoints_that_are_posted_change_the_server() -> None:
-    showing = {endpoint for endpoint in Endpoint if endpoint.access.kind is AccessKind.INSIGHT}
-    assert {endpoint.method for endpoint in showing} == {"GET"}
-    changing = {
-        endpoint for endpoint in Endpoint if endpoint.access.kind in {AccessKind.CONTROL, AccessKind.EITHER}
-    }
-    assert {endpoint.method for endpoint in changing} == {"POST"}
-    reading = {endpoint.name for endpoint in Endpoint if endpoint.method == "POST"} - {
-        endpoint.name for endpoint in changing
-    }
+    methods = {kind: {one.method for one in Endpoint if one.access.kind is kind} for kind in AccessKind}
+    assert methods[AccessKind.INSIGHT] == {"GET"}
+    changing = {AccessKind.CONTROL, AccessKind.EITHER}
+    assert methods[AccessKind.CONTROL] | methods[AccessKind.EITHER] == {"POST"}
+    reading = {one.name for one in Endpoint if one.method == "POST" and one.access.kind not in changing}
     inferring = {"MODEL_INFER", "MODEL_GENERATE", "MODEL_GENERATE_STREAM"}
     inferring |= {"OPENAI_CHAT", "OPENAI_COMPLETIONS", "OPENAI_EMBEDDINGS"}
     assert reading == inferring | {"REPOSITORY_INDEX", "REPOSITORY_NAMED"}
@@ -133,27 +132,26 @@ def test_a_rule_closes_its_group_and_its_token_opens_it_from_anywhere(group: str
     assert not policy.is_public(Access(group))
 
 
+BEARER = b"authorization"
+
+
 @pytest.mark.parametrize(
     ("headers", "allowed"),
     [
         ([], False),
-        ([(HEADER, b"")], False),
-        ([(HEADER, b"wrong")], False),
-        ([(HEADER, b"right ")], False),
-        ([(HEADER, b"righ")], False),
-        ([(HEADER, b"RIGHT")], False),
-        ([(HEADER, b"\xff")], False),
-        ([(HEADER, b"r" * 65536)], False),
+        *(
+            ([(HEADER, wrong)], False)
+            for wrong in (b"", b"wrong", b"right ", b"righ", b"RIGHT", b"\xff", b"r" * 65536, b"Bearer right")
+        ),
         ([(b"other", b"right")], False),
-        ([(b"authorization", b"right")], False),
-        ([(b"authorization", b"Basic right")], False),
-        ([(b"authorization", b"Bearer wrong")], False),
-        ([(b"authorization", b"Bearerright")], False),
-        ([(HEADER, b"Bearer right")], False),
+        *(
+            ([(BEARER, wrong)], False)
+            for wrong in (b"right", b"Basic right", b"Bearer wrong", b"Bearerright")
+        ),
         ([(HEADER, b"right")], True),
         ([(HEADER, b"wrong"), (HEADER, b"right")], True),
-        ([(b"authorization", b"Bearer right")], True),
-        ([(b"authorization", b"bearer  right ")], True),
+        ([(BEARER, b"Bearer right")], True),
+        ([(BEARER, b"bearer  right ")], True),
     ],
 )
 @pytest.mark.parametrize("prefix", ["", GRPC_PREFIX])
@@ -164,30 +162,21 @@ def test_only_the_token_opens(headers: list[tuple[bytes, bytes]], allowed: bool,
 
 
 def test_the_prefix_of_grpc_is_for_grpc() -> None:
-    policy, shown = (
-        AccessPolicy([AccessRule(("inference",), TOKEN)]),
-        (GRPC_PREFIX.encode() + HEADER, b"right"),
-    )
+    policy = AccessPolicy([AccessRule(("inference",), TOKEN)])
+    shown = GRPC_PREFIX.encode() + HEADER, b"right"
     assert judged(policy, INFERENCE, shown, prefix=GRPC_PREFIX) is Verdict.ALLOWED
     assert judged(policy, INFERENCE, shown) is Verdict.NO_TOKEN
 
 
 def test_each_token_opens_its_own_groups() -> None:
-    policy = AccessPolicy(
-        [
-            AccessRule(("inference",), "client"),
-            AccessRule(("inference", "trace"), "operator", header="My-Key"),
-        ]
-    )
+    client = AccessRule(("inference",), "client")
+    policy = AccessPolicy([client, AccessRule(("inference", "trace"), "operator", header="My-Key")])
+    groups = ("inference", "trace")
     opened = {
-        token: {
-            group
-            for group in ("inference", "trace")
-            if judged(policy, Access(group), (b"authorization", b"Bearer " + token)) is Verdict.ALLOWED
-        }
+        token: [judged(policy, Access(group), (BEARER, b"Bearer " + token)).name for group in groups]
         for token in (b"client", b"operator")
     }
-    assert opened == {b"client": {"inference"}, b"operator": {"inference", "trace"}}
+    assert opened == {b"client": ["ALLOWED", "NO_TOKEN"], b"operator": ["ALLOWED", "ALLOWED"]}
     assert judged(policy, Access("trace"), (b"my-key", b"operator")) is Verdict.ALLOWED
     assert judged(policy, Access("trace"), (HEADER, b"operator")) is Verdict.NO_TOKEN
     assert judged(policy, INFERENCE, (b"my-key", b"client")) is Verdict.NO_TOKEN
@@ -216,17 +205,11 @@ def test_a_token_of_its_own_opens_the_live_page_from_anywhere_and_no_other_is_ne
 
 
 def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[bytes] = []
-    real = hmac.compare_digest
-
-    def compare(given: bytes, known: bytes) -> bool:
-        compared.append(given)
-        return real(given, known)
-
+    compare = Mock(wraps=hmac.compare_digest)
     monkeypatch.setattr(hmac, "compare_digest", compare)
     policy = AccessPolicy([AccessRule(("inference",), TOKEN)])
-    assert judged(policy, INFERENCE, (HEADER, b"b"), (b"authorization", b"Bearer right")) is Verdict.ALLOWED
-    assert compared == [b"b", b"right"]
+    assert judged(policy, INFERENCE, (HEADER, b"b"), (BEARER, b"Bearer right")) is Verdict.ALLOWED
+    assert [one.args[0] for one in compare.call_args_list] == [b"b", b"right"]
 
 
 def test_what_a_refused_client_is_told() -> None:
@@ -260,39 +243,31 @@ def test_the_short_form_is_a_rule() -> None:
     assert ServerSettings.from_wire(settings.to_wire()) == settings
 
 
+NO_GROUPS = "access_rules[0].groups must be a non-empty list of any of"
+
+
+def rules(*given: Any) -> dict[str, Any]:
+    return {"access_rules": (AccessRule(*given),)}
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
         (
             {"restricted_endpoints": ("tracing",), "access_token": "a"},
-            "must be a list of any of 'admin', 'dashboard', 'health'",
+            "a list of any of 'admin', 'dashboard', 'h",
         ),
         ({"restricted_endpoints": "trace", "access_token": "a"}, "got 'trace'"),
         ({"restricted_endpoints": ("trace",)}, "restricted_endpoints need an access_token"),
         ({"access_token": ""}, "access_token: expected a string that is not empty"),
         ({"access_token": "a\nsecret"}, "access_token: expected printable ASCII"),
         ({"remote_control": ("inference",)}, "remote_control must be a list of any of 'admin', 'logging'"),
-        (
-            {"access_rules": ({"groups": ["trace"]},)},
-            "access_rules[0].token is missing",
-        ),
-        (
-            {"access_rules": (AccessRule((), "secret"),)},
-            "access_rules[0].groups must be a non-empty list of any of",
-        ),
-        (
-            {"access_rules": (AccessRule(("tracing",), "secret"),)},
-            "access_rules[0].groups must be a non-empty list of any of",
-        ),
-        ({"access_rules": (AccessRule(("trace",), "secret "),)}, "access_rules[0].token: expected printable"),
-        (
-            {"access_rules": (AccessRule(("trace",), "secret", "a b"),)},
-            "access_rules[0].header: expected a header's name",
-        ),
-        (
-            {"access_rules": (AccessRule(("trace",), "secret", "Authorization"),)},
-            "Authorization carries 'Bearer' tokens",
-        ),
+        ({"access_rules": ({"groups": ["trace"]},)}, "access_rules[0].token is missing"),
+        (rules((), "secret"), NO_GROUPS),
+        (rules(("tracing",), "secret"), NO_GROUPS),
+        (rules(("trace",), "secret "), "access_rules[0].token: expected printable"),
+        (rules(("trace",), "secret", "a b"), "access_rules[0].header: expected a header's name"),
+        (rules(("trace",), "secret", "Authorization"), "Authorization carries 'Bearer' tokens"),
         ({"http_header_forward_pattern": "("}, "http_header_forward_pattern: expected a regular expression"),
         ({"grpc_header_forward_pattern": "*"}, "grpc_header_forward_pattern: expected a regular expression"),
     ],
@@ -307,18 +282,21 @@ def test_settings_that_cannot_be(settings: dict[str, Any], text: str) -> None:
 # ---- pages of other origins ---------------------------------------------------------------------
 
 
+HOST = (b"host", b"localhost:8000")
+
+
 @pytest.mark.parametrize(
     ("headers", "verdict"),
     [
         ([], Verdict.ALLOWED),  # no browser
-        ([(b"host", b"localhost:8000"), (b"origin", b"http://localhost:8000")], Verdict.ALLOWED),
-        ([(b"host", b"localhost:8000"), (b"sec-fetch-site", b"same-origin")], Verdict.ALLOWED),
-        ([(b"host", b"localhost:8000"), (b"sec-fetch-site", b"none")], Verdict.ALLOWED),
-        ([(b"host", b"localhost:8000"), (b"origin", b"http://localhost:3000")], Verdict.REMOTE),
-        ([(b"host", b"localhost:8000"), (b"origin", b"http://127.0.0.1:8000")], Verdict.REMOTE),
-        ([(b"host", b"localhost:8000"), (b"origin", b"null")], Verdict.REMOTE),
-        ([(b"host", b"localhost:8000"), (b"sec-fetch-site", b"same-site")], Verdict.REMOTE),
-        ([(b"host", b"localhost:8000"), (b"sec-fetch-site", b"cross-site")], Verdict.REMOTE),
+        ([HOST, (b"origin", b"http://localhost:8000")], Verdict.ALLOWED),
+        ([HOST, (b"sec-fetch-site", b"same-origin")], Verdict.ALLOWED),
+        ([HOST, (b"sec-fetch-site", b"none")], Verdict.ALLOWED),
+        ([HOST, (b"origin", b"http://localhost:3000")], Verdict.REMOTE),
+        ([HOST, (b"origin", b"http://127.0.0.1:8000")], Verdict.REMOTE),
+        ([HOST, (b"origin", b"null")], Verdict.REMOTE),
+        ([HOST, (b"sec-fetch-site", b"same-site")], Verdict.REMOTE),
+        ([HOST, (b"sec-fetch-site", b"cross-site")], Verdict.REMOTE),
         ([(b"origin", b"http://localhost:3000")], Verdict.REMOTE),
     ],
 )
@@ -332,3 +310,76 @@ def test_a_page_of_another_origin_changes_nothing(
             assert judged(token, access, *headers, (HEADER, TOKEN.encode())) is Verdict.ALLOWED
         elif access.kind in {AccessKind.USE, AccessKind.BARE}:
             assert judged(AccessPolicy(), access, *headers) is Verdict.ALLOWED
+
+
+# ---- clients of this machine ----
+
+
+LOCAL = ("127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1", UNIX)
+OTHERS = (
+    "",
+    "10.0.0.1",
+    "0.0.0.0",
+    "::",
+    "fe80::1%eth0",
+    "::ffff:10.0.0.1",
+    "128.0.0.1",
+    "localhost",
+    "127.1",
+    "x",
+)
+FORWARDED = b"""forwarded via x-forwarded-for x-forwarded-host x-forwarded-proto x-real-ip
+    x-envoy-external-address x-original-forwarded-for cf-connecting-ip true-client-ip"""
+
+
+def test_local_addresses() -> None:
+    for address in LOCAL:
+        assert is_local_client(address, [(b"host", b"example.com"), (b"user-agent", b"curl")]), address
+    for address in OTHERS:
+        assert not is_local_client(address, []), address
+
+
+@pytest.mark.parametrize("name", FORWARDED.split())
+@pytest.mark.parametrize("address", ["127.0.0.1", UNIX])
+def test_what_was_forwarded_is_not_local(name: bytes, address: str) -> None:
+    assert not is_local_client(address, [(name, b"127.0.0.1")])
+
+
+def test_a_page_of_another_host_is_not_local() -> None:
+    for origin in (b"http://localhost:8000", b"https://127.0.0.1", b"http://[::1]:8000"):
+        assert is_local_client("127.0.0.1", [(b"origin", origin)]), origin
+    for origin in (
+        b"https://example.com",
+        b"http://localhost.example.com",
+        b"http://example.com/localhost",
+        b"http://localhost@example.com",
+        b"null",
+        b"",
+        b"http://[::1",
+        b"\xff\xfe",
+    ):
+        assert not is_local_client("127.0.0.1", [(b"origin", origin)]), origin
+
+
+def test_the_peers_of_grpc() -> None:
+    peers = {
+        "ipv4:127.0.0.1:5000": "127.0.0.1",
+        "ipv6:%5B::1%5D:5000": "::1",
+        "ipv6:[fd00::2]:5000": "fd00::2",
+    }
+    peers |= {"unix:": UNIX, "unix:/run/s.sock": UNIX, "unix-abstract:name": UNIX}
+    peers |= {"vsock:1:2": "", "": "", "127.0.0.1:5": ""}
+    assert {peer: grpc_address(peer) for peer in peers} == peers
+
+
+@pytest.mark.parametrize(
+    ("peer", "own", "address"),
+    [
+        (("127.0.0.1", 5), ("127.0.0.1", 8000), "127.0.0.1"),
+        (None, ("/run/s.sock", None), UNIX),
+        (("", 0), ("/run/s.sock", None), UNIX),
+        (None, ("127.0.0.1", 8000), ""),
+    ],
+)
+def test_the_peers_of_our_own_server(peer: Any, own: Any, address: str) -> None:
+    assert address_of(ConnectionEndpoints(peer, own, tls=False)) == address

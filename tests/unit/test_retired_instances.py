@@ -10,6 +10,7 @@ from exploring import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
+from present import present
 from scheduled import Model, model_spec
 from sequenced import Sequenced, ids
 from test_batcher_properties import INSTANCES, SchedulerMachine
@@ -195,16 +196,14 @@ def test_an_instance_that_is_not_up_can_be_retired() -> None:
 @pytest.mark.parametrize("strategy", ["direct", "oldest"])
 def test_sequences_end_where_they_are_and_new_ones_begin_elsewhere(strategy: str) -> None:
     model = Sequenced(strategy, instances=2)
-    for name in "ab":
-        model.submit(name, "s")
+    model.submit_all("a:s b:s")
     where = {ids(batch)[0]: batch for batch in (model.must_next(), model.must_next())}
     assert {batch.instance for batch in where.values()} == {"i0", "i1"}
     for batch in where.values():
         model.scheduler.complete(batch.batch_id)
     leaving, staying = where["a"].instance, where["b"].instance
     model.scheduler.retire(leaving)
-    for name, flags in (("c", "s"), ("d", "s"), ("a", "")):
-        model.submit(name, flags)
+    model.submit_all("c:s d:s a")
     seen: list[tuple[str, list[Any]]] = []
     while (batch := model.next()) is not None:
         seen.append((batch.instance, sorted(map(str, ids(batch)))))
@@ -224,37 +223,26 @@ def test_an_idle_sequence_keeps_a_retired_instance_for_its_idle_time_only() -> N
     model.step()
     model.scheduler.retire("i0")
     model.scheduler.instance_up("i1")
-    model.expired()
-    model.at_us = 999
-    model.expired()
-    assert not model.scheduler.is_idle("i0")
-    model.at_us = 1000
-    model.expired()
+    for at_us in (0, 999):
+        model.expire_at(at_us)
+        assert not model.scheduler.is_idle("i0")
+    model.expire_at(1000)
     assert model.scheduler.is_idle("i0")
 
 
-def limited(
-    count: int, limits: list[str]
-) -> tuple[ModelScheduler, RateLimitedSource, SharedResources, list[InstanceSpec]]:
+def limited(count: int, limit: str) -> tuple[ModelScheduler, RateLimitedSource, SharedResources, list[Any]]:
     rate = Rate((Resource("R", 1),))
     instances = [InstanceSpec(f"cpu#{number}", "cpu", {}, rate) for number in range(count)]
-    scheduler = ModelScheduler(
-        model_spec(
-            max_batch_size=0,
-            batching=BatchingSpec(),
-            queue=QueueSpec(),
-            prefetch=0,
-            retry_on_worker_death=True,
-        )
-    )
-    limiter = SharedResources(ResourceLimit.parse(one) for one in limits)
+    options = {"batching": BatchingSpec(), "queue": QueueSpec(), "retry_on_worker_death": True}
+    scheduler = ModelScheduler(model_spec(max_batch_size=0, prefetch=0, **options))
+    limiter = SharedResources([ResourceLimit.parse(limit)])
     made = RateLimitedSource(scheduler, instances[:1], limiter, lambda: None)
     scheduler.instance_up(instances[0].name)
     return scheduler, made, limiter, instances
 
 
 def test_new_instances_share_the_resources_and_retired_ones_leave_them() -> None:
-    scheduler, batches, limiter, instances = limited(3, ["R:2"])
+    scheduler, batches, limiter, instances = limited(3, "R:2")
     batches.resize(instances)
     for one in instances[1:]:
         scheduler.instance_up(one.name)
@@ -270,8 +258,7 @@ def test_new_instances_share_the_resources_and_retired_ones_leave_them() -> None
     assert scheduler.is_idle(second.instance)
     assert batches.instance_down(second.instance) == []
     assert batches.instance_down(second.instance) == []
-    third = batches.next_batch(0.0)
-    assert third is not None
+    third = present(batches.next_batch(0.0))
     assert third.instance not in {first.instance, second.instance}
     batches.complete(first.batch_id)
     batches.complete(third.batch_id)
@@ -283,7 +270,7 @@ def test_new_instances_share_the_resources_and_retired_ones_leave_them() -> None
 @given(st.lists(st.sampled_from(["submit", "submit", "end", "retire", "up"]), max_size=40), st.integers(1, 3))
 @settings(max_examples=examples(100), deadline=None)
 def test_whatever_comes_and_goes_no_more_run_than_there_are_resources(events: list[str], most: int) -> None:
-    scheduler, batches, _, _ = limited(1, [f"R:{most}"])
+    scheduler, batches, _, _ = limited(1, f"R:{most}")
     running: list[Batch] = []
     up, retired, submitted = ["cpu#0"], list[str](), 0
     rate = Rate((Resource("R", 1),))
@@ -318,6 +305,5 @@ def test_a_bound_request_goes_to_an_instance_that_stays() -> None:
     machine.scheduler.retire("a")
     request = BoundRequest(1, 1, "", device="cuda:0")
     machine.scheduler.submit(request, 0.0)
-    batch = machine.scheduler.next_batch(0.0)
-    assert batch is not None
+    batch = present(machine.scheduler.next_batch(0.0))
     assert batch.instance == "b"

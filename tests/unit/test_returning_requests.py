@@ -1,4 +1,4 @@
-"""Batches that wait for clients that send again when they are answered, with a simulated clock."""
+"""How long a batch is expected to take, and batches that wait for clients that send again."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-from scheduled import model_spec
+from exploring import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from present import present
+from scheduled import Model, model_spec
 
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
 from gpuserve.front.scheduling.request_queue import QueuedRequest
+from gpuserve.front.scheduling.slots import ServiceTime
 from gpuserve.model.spec import BatchingSpec
 
 BATCH_S = 0.005
@@ -36,7 +41,10 @@ class Simulation:
     def send(self, at: float) -> None:
         self._at(at, "request")
 
-    def run(self, n_batches: int) -> None:
+    def run(self, n_batches: int, n_clients: int = 0, apart_s: float = 50e-6) -> None:
+        """Run so many batches, of which clients send the first requests one after the other."""
+        for position in range(n_clients):
+            self.send(position * apart_s)
         running = None
         while len(self.rows) < n_batches and self._events:
             self.now, _, kind = heapq.heappop(self._events)
@@ -69,9 +77,7 @@ def one_by_one(n: int) -> Iterator[float]:
 
 def clients(n: int, **options: bool) -> Simulation:
     simulation = Simulation(one_by_one, **options)
-    for position in range(n):
-        simulation.send(position * 50e-6)
-    simulation.run(300)
+    simulation.run(300, n)
     return simulation
 
 
@@ -87,9 +93,7 @@ def test_without_anticipation_they_take_turns() -> None:
 def test_a_batch_does_not_wait_if_more_rows_take_as_much_longer() -> None:
     simulation = Simulation(one_by_one)
     simulation.takes_s = lambda rows: rows * BATCH_S / 16
-    for position in range(48):
-        simulation.send(position * 50e-6)
-    simulation.run(300)
+    simulation.run(300, 48)
     busy_s = sum(map(simulation.takes_s, simulation.rows))
     assert simulation.now < 1.02 * busy_s
 
@@ -97,9 +101,7 @@ def test_a_batch_does_not_wait_if_more_rows_take_as_much_longer() -> None:
 def test_a_batch_does_not_wait_for_clients_that_have_left() -> None:
     left = itertools.count()
     simulation = Simulation(lambda n: one_by_one(n if next(left) < 200 else n // 2))
-    for position in range(32):
-        simulation.send(position * 50e-6)
-    simulation.run(206)
+    simulation.run(206, 32)
     assert max(simulation.waits_s) < 2 * BATCH_S
 
 
@@ -122,9 +124,7 @@ def test_pauses_of_all_kinds_cost_no_throughput(pause: Callable[[random.Random],
         again = partial(_pauses, chance, pause)
         simulation = Simulation(again, anticipate=anticipate)
         simulation.takes_s = lambda _, chance=chance: BATCH_S * chance.uniform(0.5, 1.5)
-        for position in range(16):
-            simulation.send(position * 1e-5)
-        simulation.run(400)
+        simulation.run(400, 16, 1e-5)
         rates.append(sum(simulation.rows) / simulation.now)
     assert rates[0] > 0.95 * rates[1]
 
@@ -154,11 +154,70 @@ def test_a_deadline_is_not_missed_by_waiting() -> None:
     scheduler, now = simulation.scheduler, simulation.now + 1
     for _ in range(8):
         scheduler.submit(QueuedRequest(1, 1, ""), now)
-    batch = scheduler.next_batch(now)
-    assert batch is not None
+    batch = present(scheduler.next_batch(now))
     scheduler.complete(batch.batch_id, BATCH_S, now + BATCH_S)
     now += BATCH_S
     scheduler.submit(QueuedRequest(1, 1, ""), now + 1e-4)
     assert scheduler.next_batch(now + 1e-4) is None
     scheduler.submit(QueuedRequest(1, 1, "", deadline=now + BATCH_S + 5e-4), now + 2e-4)
     assert scheduler.next_batch(now + 2e-4) is not None
+
+
+# ---- how long a batch is expected to take ----
+
+
+def known(*observed: tuple[int, float]) -> ServiceTime:
+    """What is known after each of these was observed three times."""
+    time = ServiceTime()
+    for rows, seconds in observed:
+        for _ in range(3):
+            time.observe(rows, seconds)
+    return time
+
+
+def test_nothing_is_known_before_a_second_batch_which_need_not_be_as_slow_as_the_first() -> None:
+    time = ServiceTime()
+    assert time.estimate(8) is None
+    time.observe(8, 30.0)
+    assert time.estimate(8) is None
+    time.observe(8, 0.005)
+    assert time.estimate(8) == 0.005
+
+
+def test_two_outliers_change_nothing_and_a_new_time_is_known_after_three() -> None:
+    time = known((32, 0.005), (32, 0.005))
+    time.observe(32, 9.0)
+    time.observe(32, 0.0)
+    assert time.estimate(32) == 0.005
+    for _ in range(3):
+        time.observe(32, 0.05)
+    assert time.estimate(32) == 0.05
+
+
+def test_an_unknown_size_takes_the_least_that_it_can() -> None:
+    time = known((16, 0.016), (64, 0.064))
+    assert time.estimate(4) == 0.004
+    assert time.estimate(40) == 0.04
+    assert time.estimate(512) == 0.064
+    assert known((32, 0.005)).estimate(64) == 0.005
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    fixed=st.floats(0, 1), each=st.floats(0, 1), seen=st.lists(st.integers(1, 512)), rows=st.integers(1, 512)
+)
+def test_where_more_rows_take_more_time_no_estimate_is_far_above_it(
+    fixed: float, each: float, seen: list[int], rows: int
+) -> None:
+    estimate = known(*((one, fixed + each * one) for one in seen)).estimate(rows)
+    assert (estimate is None) is (not seen)
+    if estimate is not None:  # 25 % is the width of a size
+        assert 0 <= estimate <= (fixed + each * rows) * 1.25 + 1e-9
+
+
+def test_a_scheduler_learns_from_batches_that_ended_well() -> None:
+    model = Model()
+    for took_s in (0.004, None, 0.004):
+        model.submit(rows=8)
+        model.scheduler.complete(model.must_next().batch_id, took_s)
+    assert model.scheduler._slots.service_time.estimate(8) == 0.004

@@ -28,55 +28,33 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize(
-    ("text", "known"),
-    [
-        ("model.onnx", True),
-        ("a/MODEL.ONNX", True),
-        ("folders/bert", True),
-        ("hf:org/name-1.5", True),
-        ("model.py:f", False),
-        ("package.module:f", False),
-        ("config.yaml", False),
-        ("linear", False),
-    ],
-)
-def test_what_is_a_path_of_a_model(text: str, known: bool) -> None:
-    assert is_model_path(text) is known
+def test_what_is_a_path_of_a_model_and_the_name_of_the_model() -> None:
+    for text in ("model.onnx", "a/MODEL.ONNX", "folders/bert", "hf:org/name-1.5"):
+        assert is_model_path(text), text
+    for text in ("model.py:f", "package.module:f", "config.yaml", "linear"):
+        assert not is_model_path(text), text
+    names = {"a/ResNet 50.onnx": "ResNet_50", ".onnx": "model", "x/bert/": "bert", "hf:gpt2": "gpt2"}
+    names |= {"hf:org/name-1.5": "name-1.5"}
+    assert {path: name_of(path) for path in names} == names
 
 
 @pytest.mark.parametrize(
-    ("path", "name"),
+    ("path", "kwargs", "source", "file"),
     [
-        ("a/ResNet 50.onnx", "ResNet_50"),
-        (".onnx", "model"),
-        ("x/bert/", "bert"),
-        ("hf:gpt2", "gpt2"),
-        ("hf:org/name-1.5", "name-1.5"),
+        ("m.onnx", {"providers": ["CPUExecutionProvider"]}, "gpuserve.backends.onnx:OnnxModel", "{}/m.onnx"),
+        ("./bert", {}, "gpuserve.backends.huggingface:HuggingFaceModel", "{}/bert"),
+        ("hf:org/name", {"task": "t"}, "gpuserve.backends.huggingface:HuggingFaceModel", "hf:org/name"),
+        ("m.py:f", {"a": 1}, "m.py:f", None),
     ],
 )
-def test_a_model_has_the_name_of_its_file(path: str, name: str) -> None:
-    assert name_of(path) == name
-
-
-def test_a_file_stands_for_a_class_and_its_arguments(tmp_path: Path) -> None:
+def test_a_file_stands_for_a_class_and_its_arguments(
+    tmp_path: Path, path: str, kwargs: dict[str, Any], source: str, file: str | None
+) -> None:
     (tmp_path / "m.onnx").touch()
-    file = str(tmp_path / "m.onnx")
-    found = source_of("m.onnx", {"providers": ["CPUExecutionProvider"]}, str(tmp_path))
-    assert found == (
-        "gpuserve.backends.onnx:OnnxModel",
-        {"file": file, "providers": ["CPUExecutionProvider"]},
-    )
-    assert source_of("m.py:f", {"a": 1}, str(tmp_path)) == ("m.py:f", {"a": 1})
-
-
-def test_a_folder_of_hugging_face_and_a_name_on_its_hub_stand_for_one_class(tmp_path: Path) -> None:
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").touch()
-    path = "gpuserve.backends.huggingface:HuggingFaceModel"
-    assert source_of("./bert", {}, str(tmp_path)) == (path, {"file": str(tmp_path / "bert")})
-    found = source_of("hf:org/name", {"task": "text-generation"}, str(tmp_path))
-    assert found == (path, {"file": "hf:org/name", "task": "text-generation"})
+    of_file = {"file": file.format(tmp_path)} if file else {}
+    assert source_of(path, kwargs, str(tmp_path)) == (source, of_file | kwargs)
 
 
 def test_check_prints_what_would_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,9 +81,8 @@ def test_a_file_that_is_neither_a_config_nor_a_known_model_is_told(
     (tmp_path / "weights.h5").write_bytes(b"\x89HDF\r\n")
     assert run(["serve", "weights.h5"]) == ExitCode.BAD_CONFIG
     told = capfd.readouterr().err
-    assert told.startswith(
-        "weights.h5: is not UTF-8 text: the byte at offset 0 is 0x89; a config is, and a model"
-    )
+    text = "weights.h5: is not UTF-8 text: the byte at offset 0 is 0x89; a config is, and a model"
+    assert told.startswith(text)
     assert "expected an ONNX model (.onnx or .ort), a program of PyTorch (.pt2 or .pt or" in told
 
 
@@ -122,16 +99,20 @@ def test_a_folder_that_nothing_serves_is_told_in_its_place(tmp_path: Path) -> No
     assert problem.span is not None
 
 
-def test_a_wrong_option_is_told_where_the_file_is_described(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("intra_op_num_threadz", 1, "no session option 'intra_op_num_threadz', expected one of"),
+        ("execution_mode", "fast", "execution_mode must be 'sequential' or 'parallel', got 'fast'"),
+        ("intra_op_num_threads", "many", "intra_op_num_threads must be of type int, got 'many'"),
+    ],
+)
+def test_a_wrong_option_is_told_where_the_file_is_described(
+    tmp_path: Path, option: str, value: Any, text: str
+) -> None:
     (tmp_path / "net.onnx").write_bytes(identity("FP32"))
-    for kwargs, text in (
-        ("intra_op_num_threadz: 1", "no session option 'intra_op_num_threadz', expected one of"),
-        ("execution_mode: fast", "execution_mode must be 'sequential' or 'parallel', got 'fast'"),
-        ("intra_op_num_threads: many", "intra_op_num_threads must be of type int, got 'many'"),
-    ):
-        (option, _, value) = kwargs.partition(": ")
-        with pytest.raises(ModelFileError, match=text):
-            OnnxModel.declare("net.onnx", **{option: int(value) if value.isdigit() else value})
+    with pytest.raises(ModelFileError, match=text):
+        OnnxModel.declare("net.onnx", **{option: value})
 
 
 def test_a_missing_library_comes_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,22 +124,17 @@ def test_a_missing_library_comes_with_the_command_that_installs_it(monkeypatch: 
     )
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "batches"),
-    [
-        ([["N", 3]], [["N"]], True),
-        ([["N", 3], [None]], [["unk__4", 2]], True),
-        ([["N", 3], ["M", 3]], [["N"]], False),
-        ([["N"]], [[4]], False),
-        ([["N"]], [[]], False),
-        ([[1, 3]], [["N"]], False),
-        ([], [["N"]], False),
-    ],
-)
-def test_a_first_axis_that_is_free_everywhere_is_the_batch(
-    inputs: list, outputs: list, batches: bool
-) -> None:  # type: ignore[type-arg]
-    assert has_batch_axis(inputs, outputs) is batches
+def test_a_first_axis_that_is_free_everywhere_is_the_batch() -> None:
+    assert has_batch_axis([["N", 3]], [["N"]])
+    assert has_batch_axis([["N", 3], [None]], [["unk__4", 2]])
+    for inputs, outputs in (
+        ([["N", 3], ["M", 3]], [["N"]]),
+        ([["N"]], [[4]]),
+        ([["N"]], [[]]),
+        ([[1, 3]], [["N"]]),
+        ([], [["N"]]),
+    ):
+        assert not has_batch_axis(inputs, outputs)
 
 
 @pytest.mark.parametrize(

@@ -40,28 +40,28 @@ def test_idle_is_nothing_and_full_batches_everywhere_are_one() -> None:
     assert of(model, what) == 0.25
 
 
-def test_a_batch_that_is_not_full_leaves_the_instance_unsaturated_though_it_is_busy() -> None:
+def test_a_batch_that_is_not_full_leaves_the_instance_unsaturated_and_one_that_is_over_counts_no_more() -> (
+    None
+):
     model = Model()
     model.submit()
-    model.must_next()
-    assert of(model, spec()) == 1 / 8
-
-
-def test_what_is_held_ahead_waits_and_takes_no_slot() -> None:
-    model = Model(max_batch_size=2, prefetch=1)
-    model.submit_many(4)
-    assert [model.must_next().rows, model.must_next().rows] == [2, 2]
-    assert of(model, spec(2)) == 2.0
-
-
-def test_a_batch_whose_call_is_over_counts_no_more() -> None:
-    model = Model()
-    model.submit_many(8)
     batch = model.must_next()
+    assert of(model, spec()) == 1 / 8
     model.scheduler.computed(batch)
     assert of(model, spec()) == 0.0
     model.scheduler.complete(batch.batch_id)
     assert of(model, spec()) == 0.0
+
+
+def test_what_is_held_ahead_takes_no_slot_and_calls_under_way_at_once_are_slots() -> None:
+    model = Model(max_batch_size=2, prefetch=1)
+    model.submit_many(4)
+    assert [model.must_next().rows, model.must_next().rows] == [2, 2]
+    assert of(model, spec(2)) == 2.0
+    model = Model(instances=0)
+    model.scheduler.instance_up("awaits", slots=16)
+    model.submit_many(64)
+    assert of(model, spec()) == 0.5
 
 
 def test_a_cancelled_request_leaves_a_dead_instance_weighs_and_none_is_no_answer() -> None:
@@ -92,13 +92,6 @@ def test_a_preferred_size_is_a_full_batch_where_there_is_no_delay(delay_us: int,
     what = spec(max_queue_delay_us=delay_us, preferred_batch_sizes=(2, 4))
     assert of(model, what) == 8 / full
     assert model.must_next().rows == full
-
-
-def test_calls_under_way_at_once_are_slots() -> None:
-    model = Model(instances=0)
-    model.scheduler.instance_up("awaits", slots=16)
-    model.submit_many(64)
-    assert of(model, spec()) == 0.5
 
 
 @pytest.mark.parametrize("strategy", ["direct", "oldest"])

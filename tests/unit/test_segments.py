@@ -1,15 +1,26 @@
-"""Segments of shared memory: which pages are there, and in which way they are made."""
+"""Segments of shared memory: which pages are there, in which way they are made, and the spare one."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from present import present
 
-from gpuserve_worker.memory.segments import UNIT_NBYTES, OwnedSegment, huge_pages_are_given
+from gpuserve_worker.memory.arena import Arena, OutOfMemory
+from gpuserve_worker.memory.segments import (
+    SEGMENT_NBYTES,
+    UNIT_NBYTES,
+    OwnedSegment,
+    SpareSegment,
+    huge_pages_are_given,
+    touch,
+)
 
 NBYTES = 5 << 20
 
@@ -44,15 +55,12 @@ def test_a_part_is_reserved_and_the_rest_is_missing(segment: OwnedSegment) -> No
     assert segment.reserved_nbytes == 2 * UNIT_NBYTES
 
 
-def test_nothing_is_there_that_nobody_reserved() -> None:
+def test_nothing_is_there_that_nobody_reserved_and_nobody_can_shrink_it(segment: OwnedSegment) -> None:
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(segment.fd, 1)
     segment = OwnedSegment(NBYTES, in_huge_pages=False)
     assert pages_there(segment) == 0
     segment.close()
-
-
-def test_nobody_can_shrink_it(segment: OwnedSegment) -> None:
-    with pytest.raises(OSError, match="not permitted"):
-        os.ftruncate(segment.fd, 1)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +84,111 @@ def test_whether_the_kernel_gives_huge_pages(
         if text is not None:
             (folder / name).write_text(f"{text}\n")
     assert huge_pages_are_given(str(tmp_path)) is given
+
+
+# ---- a segment that is made before it is needed ----
+
+
+class CountedLocks:
+    """Counts the mappings that are locked."""
+
+    def __init__(self) -> None:
+        self.locked = 0
+
+    def lock_now(self, memory: memoryview) -> None:
+        self.locked += 1
+
+    def unlock(self, memory: memoryview) -> None:
+        self.locked -= 1
+
+
+class Scene:
+    """A spare segment, and what is to be done later."""
+
+    def __init__(self) -> None:
+        self.locks = CountedLocks()
+        self.later: list[Callable[[], None]] = []
+        self.spare = SpareSegment(self.locks, self.later.append)
+        self.told: list[int] = []
+        tell = lambda number, *_: self.told.append(number)  # noqa: E731
+        self.arena = Arena(2 * SEGMENT_NBYTES, tell, lambda _: None, spares=self.spare)
+
+    def do_what_is_left(self) -> None:
+        while self.later:
+            self.later.pop(0)()
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    made.arena.close()
+    made.spare.close()
+
+
+def test_it_is_whole_and_locked_when_it_is_taken(scene: Scene) -> None:
+    scene.spare.make()
+    assert scene.locks.locked == 1
+    segment = present(scene.spare.pop())
+    assert segment.missing(0, SEGMENT_NBYTES) == (SEGMENT_NBYTES, SEGMENT_NBYTES)
+    assert os.fstat(segment.fd).st_blocks * 512 == SEGMENT_NBYTES
+    segment.close()
+
+
+def test_the_next_one_is_made_later_and_there_is_one_at_most(scene: Scene) -> None:
+    scene.spare.make()
+    scene.spare.make()
+    first = present(scene.spare.pop())
+    assert scene.spare.pop() is None
+    scene.do_what_is_left()
+    second = present(scene.spare.pop())
+    assert scene.locks.locked == 2
+    for one in (first, second):
+        one.close()
+
+
+def test_an_arena_grows_by_it_and_tells_of_it(scene: Scene) -> None:
+    scene.spare.make()
+    block = scene.arena.allocate(1 << 20)
+    assert scene.arena.statistics().nbytes == SEGMENT_NBYTES
+    assert (scene.told, len(scene.later)) == ([0], 1)
+    block.view[:] = bytes(1 << 20)
+    block.free()
+
+
+def test_large_blocks_claims_and_an_arena_at_its_limit_leave_it(scene: Scene) -> None:
+    scene.spare.make()
+    for block in (scene.arena.allocate(SEGMENT_NBYTES + 1), present(scene.arena.claim(100))):
+        block.free()
+    blocks = [scene.arena.allocate(SEGMENT_NBYTES * 2)]
+    with pytest.raises(OutOfMemory, match="limit"):
+        scene.arena.allocate(1)
+    assert not scene.later
+    for block in blocks:
+        block.free()
+
+
+def test_nothing_is_kept_after_its_end(scene: Scene) -> None:
+    scene.spare.make()
+    scene.spare.close()
+    assert (scene.locks.locked, scene.spare.pop()) == (0, None)
+    scene.spare.make()
+    assert (scene.locks.locked, scene.spare.pop()) == (0, None)
+
+
+PREFAULTED_NBYTES = 9 << 20
+
+
+@pytest.mark.parametrize("nbytes", [PREFAULTED_NBYTES, mmap.PAGESIZE])
+def test_pages_are_prefaulted_and_what_has_no_memory_behind_it_is_left_as_it_is(nbytes: int) -> None:
+    """A store where there is no memory would end the process."""
+    fd = os.memfd_create("touched")
+    os.ftruncate(fd, PREFAULTED_NBYTES)
+    memory = mmap.mmap(fd, PREFAULTED_NBYTES)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    os.ftruncate(fd, nbytes)
+    touch(address, PREFAULTED_NBYTES)
+    there = os.fstat(fd).st_blocks * 512
+    assert there >= PREFAULTED_NBYTES if nbytes == PREFAULTED_NBYTES else there <= 2 << 20
+    memory.close()
+    os.close(fd)

@@ -3,49 +3,36 @@
 from __future__ import annotations
 
 import pytest
+from present import present
 from sequenced import Sequenced, ids
 
 from gpuserve.core.errors import InvalidArgument, QueueFull, Unavailable
-from gpuserve.core.states import IllegalTransition
 from gpuserve.front.scheduling.request_queue import RemovalReason, RequestState
 from gpuserve.front.scheduling.sequence_scheduler import MAX_LOST, LostSequences
-from gpuserve.front.scheduling.sequence_slots import ActiveSequence, SequenceState
 from gpuserve.model.spec import BatchingSpec, SequenceBatching, SequenceControl
 
-START_TEXT = (
-    r"inference request for sequence {} to model 'm' must specify the START flag on the first request of the "
-    r"sequence"
-)
+START_TEXT = "sequence {} to model 'm' must specify the START flag on the first request of the sequence"
 
 
-@pytest.mark.parametrize("correlation_id", [7, "seven"])
-def test_the_first_request_must_be_a_start(correlation_id: int | str) -> None:
+@pytest.mark.parametrize(("correlation_id", "other"), [(7, "7"), ("seven", 7)])
+def test_the_first_request_must_be_a_start_also_after_the_end(
+    correlation_id: int | str, other: int | str
+) -> None:
     model = Sequenced()
-    with pytest.raises(InvalidArgument, match=START_TEXT.format(correlation_id)):
+    model.submit(other, "s")  # the number and the text are two sequences
+    with pytest.raises(InvalidArgument, match=f"inference request for {START_TEXT.format(correlation_id)}"):
         model.submit(correlation_id)
     assert model.count("rejected") == 1
-
-
-def test_the_number_and_the_text_are_two_sequences() -> None:
-    model = Sequenced()
-    model.submit(7, "s")
-    with pytest.raises(InvalidArgument, match=START_TEXT.format(7)):
-        model.submit("7")
-
-
-def test_after_its_end_a_sequence_must_start_again() -> None:
-    model = Sequenced()
-    model.submit(1, "s")
-    model.submit(1, "e")
+    model.submit(other, "e")
     with pytest.raises(InvalidArgument, match="START"):
-        model.submit(1)
-    model.submit(1, "s")
-    assert [model.step() for _ in range(4)] == [[1], [1], [1], None]
+        model.submit(other)
+    model.submit(other, "s")
+    assert model.run_all() == [str(other)] * 3
 
 
 def test_requests_of_a_sequence_run_one_at_a_time_and_in_order() -> None:
     model = Sequenced("oldest", prefetch=1)
-    requests = [model.submit(1, "s"), model.submit(1), model.submit(1, "e")]
+    requests = model.submit_all("a:s a a:e")
     ran = []
     for _ in requests:
         batch = model.must_next()
@@ -55,19 +42,42 @@ def test_requests_of_a_sequence_run_one_at_a_time_and_in_order() -> None:
     assert ran == requests
 
 
-@pytest.mark.parametrize("strategy", ["direct", "oldest"])
-def test_a_step_has_one_request_of_every_sequence(strategy: str) -> None:
-    model = Sequenced(strategy)
-    for name in "abc":
-        model.submit(name, "s")
-        model.submit(name)
-    assert [model.step() for _ in range(3)] == [["a", "b", "c"], ["a", "b", "c"], None]
+CANDIDATES = SequenceBatching("oldest", max_candidate_sequences=3)
+
+
+@pytest.mark.parametrize(
+    ("model", "requests", "steps"),
+    [
+        pytest.param(Sequenced("direct"), "a:s a b:s b c:s c", ["abc", "abc"], id="one of every sequence"),
+        pytest.param(Sequenced("oldest"), "a:s a b:s b c:s c", ["abc", "abc"], id="oldest"),
+        pytest.param(
+            Sequenced(max_batch_size=2, sequence=CANDIDATES),
+            "a:se b:s c:s d:s",
+            ["ab", "cd"],
+            id="a candidate has a seat whatever the batch size",
+        ),
+        pytest.param(
+            Sequenced(max_batch_size=1),
+            "a:s b:s a:s a:e",
+            ["a", "a", "a", "b"],
+            id="a start goes on where the sequence is",
+        ),
+        pytest.param(
+            Sequenced(max_batch_size=1),
+            "a:s a:e a:s a:e b:se",
+            ["a", "a", "b", "a", "a"],
+            id="a sequence that starts again after its end waits behind the others",
+        ),
+    ],
+)
+def test_the_sequences_of_each_step(model: Sequenced, requests: str, steps: list[str]) -> None:
+    model.submit_all(requests)
+    assert model.run_all() == steps
 
 
 def test_a_sequence_meets_one_instance_and_new_ones_go_where_there_is_room() -> None:
     model = Sequenced(instances=2, max_batch_size=2)
-    for name in "abcd":
-        model.submit(name, "s")
+    model.submit_all("a:s b:s c:s d:s")
     where = {}
     for _ in range(2):
         batch = model.must_next()
@@ -81,64 +91,48 @@ def test_a_sequence_meets_one_instance_and_new_ones_go_where_there_is_room() -> 
         model.scheduler.complete(batch.batch_id)
 
 
-def test_without_a_seat_sequences_wait_in_their_order() -> None:
+def test_without_a_seat_sequences_wait_in_their_order_and_another_shape_makes_a_step_of_its_own() -> None:
     model = Sequenced(max_batch_size=2)
-    for name in "abcd":
-        model.submit(name, "s")
-    assert model.step() == ["a", "b"]
-    assert model.step() is None
+    model.submit_all("a:s b:s c:s d:s")
+    assert model.run_all() == ["ab"]
     model.submit("b", "e")
-    assert [model.step(), model.step(), model.step()] == [["b"], ["c"], None]
+    assert model.run_all() == ["b", "c"]
     model.submit("a", "e")
-    assert [model.step(), model.step()] == [["a"], ["d"]]
+    assert model.run_all() == ["a", "d"]
+    model = Sequenced()
+    for name, key in (("a", "4"), ("b", "8"), ("c", "4")):
+        model.submit(name, "s", key=key)
+    assert model.run_all() == ["ac", "b"]
 
 
-def test_a_candidate_is_given_its_seat_whatever_the_batch_size() -> None:
-    sequence = SequenceBatching("oldest", max_candidate_sequences=3)
-    model = Sequenced(max_batch_size=2, sequence=sequence)
-    for name in "abcd":
-        model.submit(name, "se" if name == "a" else "s")
-    assert [model.step(), model.step(), model.step()] == [["a", "b"], ["c", "d"], None]
-
-
-def test_oldest_merges_by_the_rules_of_the_batcher() -> None:
-    batching = BatchingSpec(max_queue_delay_us=100, preferred_batch_sizes=(2,))
-    model = Sequenced("oldest", batching=batching)
+@pytest.mark.parametrize(
+    ("sequence", "preferred"),
+    [(SequenceBatching("oldest"), (2,)), (SequenceBatching("direct", minimum_slot_utilization=0.5), ())],
+    ids=["oldest", "direct"],
+)
+def test_a_step_waits_for_its_preferred_size_or_rows(
+    sequence: SequenceBatching, preferred: tuple[int, ...]
+) -> None:
+    batching = BatchingSpec(max_queue_delay_us=100, preferred_batch_sizes=preferred)
+    model = Sequenced(sequence=sequence, batching=batching)
     model.submit("a", "s")
-    assert model.next() is None
-    assert model.wakeup_us() == 100
+    assert (model.next(), model.wakeup_us()) == (None, 100)
     model.at_us = 50
     model.submit("b", "s")
     assert model.step() == ["a", "b"]
     model.submit("a")
+    assert model.next() is None
     model.at_us = 151
     assert model.step() == ["a"]
 
 
-def test_direct_waits_for_its_rows() -> None:
-    sequence = SequenceBatching("direct", minimum_slot_utilization=0.5)
-    model = Sequenced(sequence=sequence, batching=BatchingSpec(max_queue_delay_us=100))
-    model.submit("a", "s")
-    assert (model.next(), model.wakeup_us()) == (None, 100)
-    model.submit("b", "s")
-    assert model.step() == ["a", "b"]
-    model.submit("b")
-    assert model.next() is None
-    model.at_us = 101
-    assert model.step() == ["b"]
-
-
-def test_requests_of_another_shape_make_a_step_of_their_own() -> None:
-    model = Sequenced()
-    for name, key in (("a", "4"), ("b", "8"), ("c", "4")):
-        model.submit(name, "s", key=key)
-    assert [model.step(), model.step(), model.step()] == [["a", "c"], ["b"], None]
-
-
-def test_direct_steps_follow_each_other_even_where_an_instance_takes_more() -> None:
+def test_sequences_wait_for_an_instance_and_direct_steps_follow_each_other_though_it_takes_more() -> None:
     model = Sequenced(instances=0, prefetch=1)
-    model.scheduler.instance_up("i0", 4)
     model.submit("a", "s")
+    assert (model.next(), model.wakeup_us()) == (None, None)
+    model.scheduler.instance_up("i0", 4)
+    with pytest.raises(ValueError, match="up already"):
+        model.scheduler.instance_up("i0")
     batch = model.must_next()
     model.submit("b", "s")
     assert model.next() is None
@@ -149,8 +143,7 @@ def test_direct_steps_follow_each_other_even_where_an_instance_takes_more() -> N
 def test_rows_are_kept_where_the_callable_is_told_which_are_ready() -> None:
     sequence = SequenceBatching("direct", controls=(SequenceControl("READY", "ready", "INT32"),))
     model = Sequenced(sequence=sequence)
-    for name in "abc":
-        model.submit(name, "s")
+    model.submit_all("a:s b:s c:s")
     batch = model.must_next()
     assert batch.seats == (0, 1, 2)
     model.scheduler.complete(batch.batch_id)
@@ -175,7 +168,7 @@ def test_an_idle_sequence_is_dropped_and_its_instance_told() -> None:
         model.submit("a")
 
 
-def test_a_request_keeps_a_sequence_from_being_idle() -> None:
+def test_a_sequence_is_not_idle_while_a_request_runs_nor_after_its_end() -> None:
     model = Sequenced()
     model.submit("a", "s")
     batch = model.must_next()
@@ -186,38 +179,14 @@ def test_a_request_keeps_a_sequence_from_being_idle() -> None:
     model.submit("a")
     model.at_us = 9000
     assert model.step() == ["a"]
-
-
-def test_a_sequence_that_came_to_its_end_is_not_dropped() -> None:
-    model = Sequenced()
-    model.submit("a", "se")
-    model.step()
-    model.submit("b", "s")
+    model.submit_all("a:e b:se")
     assert model.must_next().dropped == ()
     assert model.wakeup_us() is None
 
 
-def test_a_start_goes_on_where_the_sequence_was() -> None:
-    model = Sequenced(max_batch_size=1)
-    model.submit("a", "s")
-    model.submit("b", "s")
-    model.step()
-    model.submit("a", "s")
-    model.submit("a", "e")
-    assert [model.step() for _ in range(3)] == [["a"], ["a"], ["b"]]
-
-
-def test_a_sequence_that_begins_anew_after_its_end_waits_behind_the_others() -> None:
-    model = Sequenced(max_batch_size=1)
-    for flags in ("s", "e", "s", "e"):
-        model.submit("a", flags)
-    model.submit("b", "se")
-    assert [model.step() for _ in range(5)] == [["a"], ["a"], ["b"], ["a"], ["a"]]
-
-
 def test_cancelling_one_queued_request_cancels_the_rest() -> None:
     model = Sequenced()
-    first, second, third = model.submit("a", "s"), model.submit("a"), model.submit("a")
+    first, second, third = model.submit_all("a:s a a")
     batch = model.must_next()
     assert model.scheduler.cancel(second) is True
     assert model.wakeup_us() == 0
@@ -231,27 +200,30 @@ def test_cancelling_one_queued_request_cancels_the_rest() -> None:
     assert model.must_next().dropped == ("a",)
 
 
-def test_cancelling_the_running_request_cancels_the_rest() -> None:
+@pytest.mark.parametrize("dies", [False, True])
+def test_cancelling_the_running_request_cancels_the_rest(dies: bool) -> None:
     model = Sequenced()
-    running, waiting = model.submit("a", "s"), model.submit("a", "e")
+    running, waiting = model.submit_all("a:s a:e")
     batch = model.must_next()
     assert model.scheduler.cancel(running) is False
     assert model.expired() == [waiting]
-    model.scheduler.complete(batch.batch_id)
-    assert (model.count("cancelled"), model.count("finished")) == (2, 0)
+    if dies:
+        assert model.scheduler.instance_down("i0") == []
+    else:
+        model.scheduler.complete(batch.batch_id)
+    assert [model.count(one) for one in ("cancelled", "finished", "lost")] == [2, 0, 0]
     assert model.scheduler.cancel(waiting) is False
 
 
 def test_cancelling_leaves_what_begins_anew() -> None:
     model = Sequenced()
-    old, anew = model.submit("a", "s"), model.submit("a", "s")
-    model.submit("a", "e")
+    old, anew, _ = model.submit_all("a:s a:s a:e")
     model.scheduler.cancel(old)
     assert model.expired() == []
     batch = model.must_next()
     assert batch.requests == [anew]
     model.scheduler.complete(batch.batch_id)
-    assert model.step() == ["a"]
+    assert model.run_all() == ["a"]
 
 
 def test_a_start_after_a_cancel_finds_the_seat_and_nothing_is_dropped() -> None:
@@ -275,8 +247,7 @@ def test_time_in_the_backlog_is_over_for_the_whole_sequence() -> None:
     model.at_us = 50
     assert model.next() is None
     assert model.expired() == late
-    reasons = [one.removal_reason for one in late]
-    assert reasons == [RemovalReason.LATE_IN_BACKLOG, RemovalReason.LATE_IN_BACKLOG]
+    assert [one.removal_reason for one in late] == [RemovalReason.LATE_IN_BACKLOG] * 2
     assert (model.count("expired"), model.count("cancelled")) == (1, 1)
 
 
@@ -329,14 +300,12 @@ def test_a_sequence_that_was_over_or_had_not_begun_is_not_lost() -> None:
 def test_what_goes_on_with_a_sequence_of_a_front_that_died_is_told_so() -> None:
     """As long as that sequence could have been idle; what began here is known."""
     model = Sequenced(front_lost_at=0.0)
-    model.submit("here", "s")
-    model.submit("here", "e")
+    model.submit_all("here:s here:e")
     with pytest.raises(InvalidArgument, match="START"):
         model.submit("here")
     model.at_us = 999
-    with pytest.raises(
-        Unavailable, match=r"sequence a of .* lost with the front process that died: .* START"
-    ):
+    said = r"sequence a of .* lost with the front process that died: .* START"
+    with pytest.raises(Unavailable, match=said):
         model.submit("a")
     model.at_us = 1000
     with pytest.raises(InvalidArgument, match="START"):
@@ -371,8 +340,7 @@ def test_another_load_of_the_model_is_given_the_sequences_that_have_not_begun() 
 
 def test_what_had_not_begun_goes_elsewhere() -> None:
     model = Sequenced(instances=2, max_batch_size=1)
-    model.submit("a", "s")
-    waiting = model.submit("b", "s")
+    _, waiting = model.submit_all("a:s b:s")
     batch = model.must_next()
     other = {"i0": "i1", "i1": "i0"}[batch.instance]
     assert model.scheduler.instance_down(other) == []
@@ -382,30 +350,11 @@ def test_what_had_not_begun_goes_elsewhere() -> None:
     assert model.must_next().requests == [waiting]
 
 
-def test_a_cancelled_request_finishes_with_its_instance() -> None:
-    model = Sequenced()
-    running = model.submit("a", "s")
-    model.must_next()
-    model.scheduler.cancel(running)
-    assert model.scheduler.instance_down("i0") == []
-    assert (model.count("cancelled"), model.count("lost")) == (1, 0)
-
-
-def test_sequences_wait_for_an_instance() -> None:
-    model = Sequenced(instances=0)
-    model.submit("a", "s")
-    assert (model.next(), model.wakeup_us()) == (None, None)
-    model.scheduler.instance_up("i0")
-    assert model.step() == ["a"]
-    with pytest.raises(ValueError, match="up already"):
-        model.scheduler.instance_up("i0")
-
-
 def test_all_that_waits_can_be_taken_out() -> None:
     model = Sequenced(max_batch_size=1)
     running = model.submit("a", "s")
     batch = model.must_next()
-    waiting = [model.submit("a"), model.submit("b", "s"), model.submit("b")]
+    waiting = model.submit_all("a b:s b")
     assert model.scheduler.remove_all() == waiting
     assert model.next() is None
     model.scheduler.complete(batch.batch_id)
@@ -425,20 +374,11 @@ def test_limits_and_the_end_hold_here_too() -> None:
     assert model.step() == ["a"]
 
 
-def test_a_sequence_that_has_ended_stays_so() -> None:
-    sequence = ActiveSequence("a")
-    sequence.become(SequenceState.ENDED)
-    with pytest.raises(IllegalTransition, match="sequence 'a' is ENDED and cannot become SEATED"):
-        sequence.become(SequenceState.SEATED)
-
-
 def test_a_named_instance_is_the_one_that_gets_a_batch() -> None:
     model = Sequenced(instances=2, max_batch_size=1)
-    model.submit("a", "s")
-    model.submit("b", "s")
+    model.submit_all("a:s b:s")
     assert sorted(model.scheduler.with_room()) == ["i0", "i1"]
-    batch = model.scheduler.next_batch(model.now, "i1")
-    assert batch is not None
+    batch = present(model.scheduler.next_batch(model.now, "i1"))
     assert batch.instance == "i1"
     assert model.scheduler.next_batch(model.now, "i1") is None
     assert model.scheduler.next_wakeup(model.now, ["i1"]) is None

@@ -10,8 +10,8 @@ from exploring import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduled import model_spec
-from sequenced import US, SequencedRequest, ids
+from scheduled import US_A_SECOND, model_spec
+from sequenced import SequencedRequest, ids
 
 from gpuserve.core.errors import InvalidArgument, Unavailable
 from gpuserve.front.requests.inference import Sequence
@@ -79,7 +79,7 @@ class SequenceMachine(RuleBasedStateMachine):
     def submit(
         self, correlation_id: int | str, start: bool, end: bool, key: str, timeout_us: int | None
     ) -> None:
-        timeout_s = None if timeout_us is None else timeout_us * US
+        timeout_s = None if timeout_us is None else timeout_us / US_A_SECOND
         request = SequencedRequest(Sequence(correlation_id, start, end), key=key, timeout_s=timeout_s)
         try:
             self.scheduler.submit(request, self.now)
@@ -102,7 +102,7 @@ class SequenceMachine(RuleBasedStateMachine):
 
     @rule(us=st.sampled_from([0, 1, 5, 10, 30, 60]))
     def time_passes(self, us: int) -> None:
-        self.now += us * US
+        self.now += us / US_A_SECOND
         self._expire()
 
     @rule(again=st.booleans())

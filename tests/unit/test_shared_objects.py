@@ -98,12 +98,12 @@ def shared(*callables: Any, is_copied: bool = True) -> list[str]:
 
 
 def test_methods_of_one_object() -> None:
-    learner = Learner()
-    assert shared(learner.train, learner.infer) == ["Learner"]
-    assert shared(learner.train, learner) == ["Learner"]
-    assert shared(learner.train, learner.train) == ["Learner"]
+    learner, stateless = Learner(), Stateless()
+    for others in ([learner.infer], [learner], [learner.train]):
+        assert shared(learner.train, *others) == ["Learner"]
     assert shared(Learner().train, learner.infer) == []
     assert shared(learner.train, learner.infer, is_copied=False) == []
+    assert shared(stateless.infer, stateless.infer) == [], "an object without attributes"
 
 
 @pytest.mark.parametrize(
@@ -140,52 +140,36 @@ def test_names_of_the_module() -> None:
     assert list(mutable_objects(closing_over(reads_constants))) == []
 
 
-def test_methods_of_an_object_without_attributes() -> None:
-    one = Stateless()
-    assert shared(one.infer, one.infer) == []
-
-
-def test_one_that_is_in_this_process_does_not_see_a_copy_either() -> None:
+def test_which_models_share_an_object() -> None:
     states, learner = SharedObjects(), Learner()
-    assert states.bind(("a", 1), [learner.train], is_copied=False) == []
-    assert states.bind(("b", 1), [learner.infer], is_copied=True) == [(("a", 1), "Learner")]
-
-
-def test_a_model_that_is_bound_again_or_forgotten_shares_nothing() -> None:
-    states, learner = SharedObjects(), Learner()
-    states.bind(("a", 1), [learner.train], is_copied=True)
-    assert states.bind(("a", 1), [learner.train], is_copied=True) == []
+    assert states.bind(("here", 1), [learner.train], is_copied=False) == []
+    # A model in this process does not see a copy either.
+    assert states.bind(("a", 1), [learner.infer], is_copied=True) == [(("here", 1), "Learner")]
+    states.forget(("here", 1))
+    assert states.bind(("a", 1), [learner.train], is_copied=True) == [], "it is bound again"
     states.forget(("a", 1))
     assert states.bind(("b", 1), [learner.infer], is_copied=True) == []
-
-
-def test_an_object_that_is_gone_is_not_taken_for_one_in_its_place() -> None:
-    states = SharedObjects()
-    for number in range(20):
+    for number in range(20):  # an object that is gone is not taken for one in its place
         assert states.bind((f"m{number}", 1), [Learner().train], is_copied=True) == []
 
 
-def bind_both(server: Any, learner: Learner, **how: Any) -> None:
+def bind_both(server: Any, **how: Any) -> None:
+    learner = Learner()
     tensors = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
     server.bind("Train", learner.train, tensors, tensors, **how)
     server.bind("Infer", learner.infer, tensors, tensors, **how)
 
 
-def test_bind_tells_it(caplog: pytest.LogCaptureFixture) -> None:
-    bind_both(Server(), Learner())
-    (record,) = caplog.records
-    told = record.getMessage()
+def test_bind_tells_it(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    bind_both(Server())
+    (told,) = caplog.messages
     assert told.startswith("models 'Train' and 'Infer' share an object (Learner), and each has a copy of it")
     assert 'isolation="thread"' in told
     caplog.clear()
-    bind_both(Server(), Learner(), isolation="thread")
+    bind_both(Server(), isolation="thread")
+    monkeypatch.setenv("GPUSERVE_ISOLATION", "thread")
+    bind_both(Triton())
     assert not caplog.records
-
-
-@pytest.mark.parametrize(("isolation", "told"), [("thread", 0), ("process", 1)])
-def test_programs_of_pytriton_are_told_it_with_processes(
-    isolation: str, told: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GPUSERVE_ISOLATION", isolation)
-    bind_both(Triton(), Learner())
-    assert len(caplog.records) == told
+    monkeypatch.setenv("GPUSERVE_ISOLATION", "process")
+    bind_both(Triton())
+    assert len(caplog.records) == 1

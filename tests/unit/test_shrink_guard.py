@@ -40,9 +40,7 @@ def said(program: str) -> list[str]:
 
 
 def test_nobody_dies_of_a_file_that_flips() -> None:
-    rounds, refused, fine = map(
-        int,
-        said("""
+    told = said("""
 def flip():
     while not over.is_set():
         os.ftruncate(fd, 0)
@@ -69,8 +67,8 @@ over.set()
 flipping.join()
 print(rounds, refused, fine)
 assert len(GUARD._watches) == 0
-"""),
-    )
+""")
+    rounds, refused, fine = map(int, told)
     assert rounds == refused + fine >= 2000
     assert refused > 0
 

@@ -49,41 +49,29 @@ def test_it_is_cut_where_the_larger_part_is_smallest(rows: list[int]) -> None:
 
 
 def test_each_part_has_its_requests_its_rows_and_its_failures() -> None:
-    first, second = parts_of(1, 2, 4)
-    assert [one.rows for one in first.inputs.batch.requests] == [1, 2]
-    assert (first.inputs.batch.arrays["x"].tolist(), second.inputs.batch.arrays["x"].tolist()) == (
-        [0, 1, 2],
-        [3, 4, 5, 6],
-    )
-    assert (first.inputs.failures, list(second.inputs.failures)) == ({}, [0])
-    assert [len(one.run.requests) for one in (first, second)] == [2, 1]
-
-
-def test_one_request_is_not_cut() -> None:
+    parts = parts_of(1, 2, 4)
+    assert [one.inputs.batch.rows for one in parts] == [(1, 2), (4,)]
+    assert [one.inputs.batch.arrays["x"].tolist() for one in parts] == [[0, 1, 2], [3, 4, 5, 6]]
+    assert [list(one.inputs.failures) for one in parts] == [[], [0]]
+    assert [len(one.run.requests) for one in parts] == [2, 1]
     (part,) = parts_of(8)
-    assert part.inputs.batch.rows == (8,)
+    assert part.inputs.batch.rows == (8,), "one request is not cut"
 
 
-def test_answers_are_joined_in_their_order() -> None:
-    parts = parts_of(1, 1, 1)
-    whole = join_answers(
-        parts, [BatchAnswers(None, [answer(1)]), BatchAnswers(None, [answer(2), answer(3)], ({"a": 1}, {}))]
-    )
+def joined(rows: tuple[int, ...], *answers: Any) -> BatchAnswers:
+    whole = join_answers(parts_of(*rows), answers)
     assert isinstance(whole, BatchAnswers)
+    return whole
+
+
+def test_answers_are_joined_in_their_order_and_a_failed_part_fails_its_requests() -> None:
+    second = BatchAnswers(None, [answer(2), answer(3)], ({"a": 1}, {}))
+    whole = joined((1, 1, 1), BatchAnswers(None, [answer(1)]), second)
     assert whole.each == [answer(1), answer(2), answer(3)]
     assert whole.parameters == ({}, {"a": 1}, {})
-
-
-def test_a_part_that_failed_fails_its_requests_and_no_others() -> None:
-    parts = parts_of(1, 1, 2)
-    count = len(parts[0].run.requests)
-    whole = join_answers(parts, [NO_ROOM, BatchAnswers(None, [answer(9)])])
-    assert isinstance(whole, BatchAnswers)
-    assert whole.each == [NO_ROOM] * count + [answer(9)]
-
-
-def test_where_all_parts_failed_the_batch_did() -> None:
-    assert join_answers(parts_of(1, 1), [NO_ROOM, NO_ROOM]) == NO_ROOM
+    whole = joined((1, 1, 2), NO_ROOM, BatchAnswers(None, [answer(9)]))
+    assert whole.each == [NO_ROOM, NO_ROOM, answer(9)]
+    assert join_answers(parts_of(1, 1), [NO_ROOM, NO_ROOM]) == NO_ROOM, "where all failed, the batch did"
 
 
 def error_of(module: str, name: str, text: str, **fields: Any) -> Exception:
@@ -92,23 +80,20 @@ def error_of(module: str, name: str, text: str, **fields: Any) -> Exception:
     return made
 
 
+CUPY = "cupy_backends.cuda"
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         (error_of("cupy.cuda.memory", "OutOfMemoryError", "Out of memory allocating"), True),
         (error_of("torch", "OutOfMemoryError", "CUDA out of memory. Tried to"), True),
-        (
-            error_of("cupy_backends.cuda.api.runtime", "CUDARuntimeError", "cudaErrorMemoryAllocation: out"),
-            True,
-        ),
-        (error_of("cupy_backends.cuda.api.driver", "CUDADriverError", "CUDA_ERROR_OUT_OF_MEMORY: out"), True),
-        (
-            error_of("cupy_backends.cuda.api.runtime", "CUDARuntimeError", "cudaErrorIllegalAddress: an"),
-            False,
-        ),
-        (error_of("cupy_backends.cuda.libs.cublas", "CUBLASError", "CUBLAS_STATUS_ALLOC_FAILED"), True),
-        (error_of("cupy_backends.cuda.libs.curand", "CURANDError", "CURAND_STATUS_ALLOCATION_FAILED"), True),
-        (error_of("cupy_backends.cuda.libs.nvrtc", "NVRTCError", "NVRTC_ERROR_INVALID_INPUT (3)"), False),
+        (error_of(f"{CUPY}.api.runtime", "CUDARuntimeError", "cudaErrorMemoryAllocation: out"), True),
+        (error_of(f"{CUPY}.api.driver", "CUDADriverError", "CUDA_ERROR_OUT_OF_MEMORY: out"), True),
+        (error_of(f"{CUPY}.api.runtime", "CUDARuntimeError", "cudaErrorIllegalAddress: an"), False),
+        (error_of(f"{CUPY}.libs.cublas", "CUBLASError", "CUBLAS_STATUS_ALLOC_FAILED"), True),
+        (error_of(f"{CUPY}.libs.curand", "CURANDError", "CURAND_STATUS_ALLOCATION_FAILED"), True),
+        (error_of(f"{CUPY}.libs.nvrtc", "NVRTCError", "NVRTC_ERROR_INVALID_INPUT (3)"), False),
         (error_of("torch", "RuntimeError", "cuFFT error: CUFFT_ALLOC_FAILED"), True),
         (error_of("torch", "AcceleratorError", "CUDA error: out of memory\nCUDA kernel errors"), True),
         (error_of("torch", "AcceleratorError", "CUDA error: an illegal memory access"), False),
@@ -127,19 +112,16 @@ def test_what_means_that_the_memory_of_a_device_did_not_suffice(error: Exception
     assert is_out_of_memory(wrapped) is expected
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (error_of("cuda.pathfinder._dynamic_libs", "DynamicLibNotFoundError", "Failure finding"), True),
-        (RuntimeError("CuPy failed to load libnvrtc.so.12: OSError: libnvrtc.so.12"), True),
-        (error_of("models", "DynamicLibNotFoundError", "not of CUDA"), False),
-        (RuntimeError("a model failed to load"), False),
-        (CudaError(999, "unknown error"), False),
-    ],
-    ids=lambda one: str(one)[:40],
-)
-def test_what_means_that_cupy_lacks_a_library(error: Exception, expected: bool) -> None:
-    assert is_without_library(error) is expected
+def test_what_means_that_cupy_lacks_a_library() -> None:
+    library = "DynamicLibNotFoundError"
+    assert is_without_library(error_of("cuda.pathfinder._dynamic_libs", library, "Failure finding"))
+    assert is_without_library(RuntimeError("CuPy failed to load libnvrtc.so.12: OSError: libnvrtc.so.12"))
+    for other in (
+        error_of("models", library, "not of CUDA"),
+        RuntimeError("a model failed to load"),
+        CudaError(999, "unknown error"),
+    ):
+        assert not is_without_library(other)
 
 
 def test_a_circle_of_causes_is_looked_at_once() -> None:

@@ -15,10 +15,26 @@ from gpuserve.config.settings.values import AccessRule
 from gpuserve.model.spec import InstanceSpec, ModelSpec, SequenceBatching
 from gpuserve_worker.protocol.tensor import TensorSpec
 
+HTTP, GRPC = {"http": "http://h:1"}, {"grpc": "h:2"}
+
 
 def spec(*inputs: TensorSpec, max_batch_size: int = 0) -> ModelSpec:
     instance = InstanceSpec("cpu#0", "cpu", {})
     return ModelSpec("m", inputs, (TensorSpec("y", "FP32", (-1,)),), max_batch_size, (instance,))
+
+
+def x(datatype: str = "FP32", *dims: int) -> ModelSpec:
+    return spec(TensorSpec("x", datatype, dims or (2,)))
+
+
+def words(addresses: dict[str, str], model: ModelSpec) -> list[str]:
+    """The words of the client's command; a program of Python is valid."""
+    found = shlex.split(str(client_command(addresses, model)))
+    if found[:2] == ["python3", "-c"]:
+        compile(found[2], "command", "exec")
+    else:
+        assert found[0] == "curl"
+    return found
 
 
 class Clock:
@@ -73,57 +89,39 @@ def test_the_table_counts_seconds_until_ready() -> None:
 
 
 def test_a_small_request_is_a_curl_command() -> None:
-    addresses = {"http": "http://h:1", "grpc": "h:2"}
     model = spec(TensorSpec("x", "FP32", (2,)), TensorSpec("s", "BYTES", (-1,)), max_batch_size=4)
-    command = shlex.split(str(client_command(addresses, model)))
+    command = words(HTTP | GRPC, model)
     assert command[:4] == ["curl", "-s", "http://h:1/v2/models/m/infer", "-d"]
-    assert json.loads(command[4]) == {
-        "inputs": [
-            {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 1.0]},
-            {"name": "s", "shape": [1, 1], "datatype": "BYTES", "data": ["hello"]},
-        ]
-    }
+    assert json.loads(command[4])["inputs"] == [
+        {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 1.0]},
+        {"name": "s", "shape": [1, 1], "datatype": "BYTES", "data": ["hello"]},
+    ]
 
 
 @pytest.mark.parametrize(
-    ("addresses", "dims", "datatype", "part"),
+    ("addresses", "model", "part"),
     [
-        ({"http": "http://h:1", "grpc": "h:2"}, (3, 224, 224), "UINT8", "np.ones([3, 224, 224], np.uint8)"),
-        ({"http": "http://h:1"}, (1,), "BF16", "np.ones([1], ml_dtypes.bfloat16)"),
-        ({"grpc": "h:2"}, (1,), "BOOL", "np.ones([1], bool)"),
+        (HTTP | GRPC, x("UINT8", 3, 224, 224), "np.ones([3, 224, 224], np.uint8)"),
+        (HTTP, x("BF16", 1), "np.ones([1], ml_dtypes.bfloat16)"),
+        (GRPC, x("BOOL", 1), "np.ones([1], bool)"),
+        (GRPC, spec(), "client.infer_sample(**{})"),
     ],
 )
-def test_any_other_request_is_a_python_command(
-    addresses: dict[str, str], dims: tuple[int, ...], datatype: str, part: str
-) -> None:
-    command = shlex.split(str(client_command(addresses, spec(TensorSpec("x", datatype, dims)))))
-    assert command[:2] == ["python3", "-c"]
-    compile(command[2], "command", "exec")
-    assert part in command[2]
+def test_any_other_request_is_a_python_command(addresses: Any, model: ModelSpec, part: str) -> None:
+    assert part in words(addresses, model)[2]
 
 
-def test_a_model_without_tensors_has_a_command() -> None:
-    model = ModelSpec("m", (), (), 0, (InstanceSpec("cpu#0", "cpu", {}),))
-    assert "/v2/models/m/infer" in str(client_command({"http": "http://h:1"}, model))
-    command = shlex.split(str(client_command({"grpc": "h:2"}, model)))
-    compile(command[2], "command", "exec")
-    assert "client.infer_sample(**{})" in command[2]
-
-
-def test_the_addresses_are_shown_when_ready() -> None:
-    shown = ready_text(
-        {"grpc": "h:2", "metrics": "http://h:3/metrics"}, [spec(TensorSpec("x", "FP32", (1,)))]
-    )
+def test_the_addresses_are_shown_when_ready_and_a_model_without_tensors_has_a_command() -> None:
+    assert "/v2/models/m/infer" in str(client_command(HTTP, spec()))
+    shown = ready_text(GRPC | {"metrics": "http://h:3/metrics"}, [x()])
     assert shown.startswith("Ready.\n  gRPC     h:2\n  metrics  http://h:3/metrics\n")
-    assert client_command({}, spec(TensorSpec("x", "FP32", (1,)))) is None
+    assert client_command({}, x()) is None
 
 
 def test_the_command_has_the_certificate_and_a_place_for_the_token() -> None:
     def command(name: str, **settings: Any) -> str:
-        shown = ready_text(
-            {"http": "https://h:1", "grpc": "grpcs://h:2"}, [spec(TensorSpec("x", name, (1,)))], "",
-            ServerSettings(**settings),
-        )  # fmt: skip
+        addresses = {"http": "https://h:1", "grpc": "grpcs://h:2"}
+        shown = ready_text(addresses, [x(name, 1)], "", ServerSettings(**settings))
         return shown.partition("Try it")[2]
 
     tls: Any = {"tls_certfile": "/a b/c.pem", "tls_keyfile": "/k.pem"}
@@ -139,29 +137,18 @@ def test_the_command_has_the_certificate_and_a_place_for_the_token() -> None:
 
 
 def test_a_stream_is_asked_for_as_one() -> None:
-    stream = dataclasses.replace(spec(TensorSpec("x", "FP32", (2,))), decoupled=True)
-    command = shlex.split(str(client_command({"http": "http://h:1", "grpc": "h:2"}, stream)))
+    stream = dataclasses.replace(x(), decoupled=True)
+    command = words(HTTP | GRPC, stream)
     assert command[:4] == ["curl", "-sN", "http://h:1/v2/models/m/generate_stream", "-d"]
     assert json.loads(command[4]) == {"x": [1.0, 1.0]}
-    command = shlex.split(str(client_command({"grpc": "h:2"}, stream)))
-    compile(command[2], "command", "exec")
-    assert "DecoupledModelClient('grpc://h:2', 'm')" in command[2]
-    assert (
-        client_command(
-            {"http": "http://h:1"}, dataclasses.replace(stream, inputs=(TensorSpec("x", "FP16", (2,)),))
-        )
-        is None
-    )
+    assert "DecoupledModelClient('grpc://h:2', 'm')" in words(GRPC, stream)[2]
+    assert client_command(HTTP, dataclasses.replace(x("FP16"), decoupled=True)) is None
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_a_model_of_sequences_is_asked_for_a_whole_one(decoupled: bool) -> None:
-    plain = spec(TensorSpec("x", "FP32", (2,)))
-    model = dataclasses.replace(plain, sequence=SequenceBatching("direct"), decoupled=decoupled)
+    model = dataclasses.replace(x(), sequence=SequenceBatching("direct"), decoupled=decoupled)
     whole = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
-    command = shlex.split(str(client_command({"http": "http://h:1"}, model)))
-    body = json.loads(command[4])
+    body = json.loads(words(HTTP, model)[4])
     assert (body if decoupled else body["parameters"]).items() >= whole.items()
-    command = shlex.split(str(client_command({"grpc": "h:2"}, model)))
-    compile(command[2], "command", "exec")
-    assert "'sequence_end': True" in command[2]
+    assert "'sequence_end': True" in words(GRPC, model)[2]

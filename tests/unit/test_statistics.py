@@ -114,13 +114,19 @@ def test_every_request_is_counted_once(
     assert sum(one.rows for one in per_instance) == executions.rows
 
 
-def test_a_request_is_not_counted_a_second_time() -> None:
-    metrics = ModelMetrics("m", "1", dict)
-    request = Request(1)
+def test_what_is_counted_once_or_not_at_all() -> None:
+    metrics, request = ModelMetrics("m", "1", dict), Request(1)
+    metrics.instance("cpu#0").batch_failed(4, 0.5)
+    assert metrics.instance("cpu#0").batch_sizes().total == 4
+    statistics = metrics.statistics
+    assert (statistics.executions().count, statistics.by_size()) == (0, {}), "a failed batch is no execution"
     request.counted = True
     metrics.executed("cpu#0", 1, 0.0, (1, 2, 3), [request], [None])
-    assert metrics.statistics.executions().count == 1
-    assert metrics.statistics.durations()["success"].times == 0
+    assert (statistics.executions().count, statistics.durations()["success"].times) == (1, 0)
+    statistics.cache_searched(0.5)
+    assert statistics.durations()["cache_miss"].times == 0, "a miss counts when it is answered"
+    statistics.cache_missed(0.25)
+    assert statistics.durations()["cache_miss"] == Duration(1, 750_000_000)
 
 
 @given(st.lists(st.sampled_from([*DURATION_BUCKETS, *(one + 1e-9 for one in DURATION_BUCKETS)]), min_size=1))
@@ -146,22 +152,6 @@ def test_values_that_are_counted_together_are_as_those_counted_one_by_one(values
         apart.observe(value)
     assert together.cumulative() == apart.cumulative()
     assert math.isclose(together.total, apart.total, abs_tol=1e-9)
-
-
-def test_a_batch_that_failed_is_no_execution() -> None:
-    metrics = ModelMetrics("m", "1", dict)
-    metrics.instance("cpu#0").batch_failed(4, 0.5)
-    assert metrics.statistics.executions().count == 0
-    assert metrics.statistics.by_size() == {}
-    assert metrics.instance("cpu#0").batch_sizes().total == 4
-
-
-def test_a_miss_counts_when_it_is_answered() -> None:
-    statistics = ModelStatistics()
-    statistics.cache_searched(0.5)
-    assert statistics.durations()["cache_miss"].times == 0
-    statistics.cache_missed(0.25)
-    assert statistics.durations()["cache_miss"] == Duration(1, 750_000_000)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2 * MAX_RESPONSE_INDEX), st.sampled_from(ResponseFate))))

@@ -20,19 +20,13 @@ def model(kind: str, **more: Any) -> Any:
     import transformers
 
     torch.manual_seed(1)
+    sizes = {**SIZES, **MORE, **more}
     if kind == "GPT2":
-        sizes = {
-            "vocab_size": 64,
-            "n_positions": 2048,
-            "n_layer": 2,
-            "n_head": 2,
-            "n_embd": 16,
-            "initializer_range": 0.5,
-        }
-        config = transformers.GPT2Config(bos_token_id=None, eos_token_id=None, **sizes)
-        return transformers.GPT2LMHeadModel(config).eval()
-    config = getattr(transformers, f"{kind}Config")(**SIZES, **MORE, initializer_range=0.5, **more)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+        sizes = {"vocab_size": 64, "n_positions": 2048, "n_layer": 2, "n_head": 2, "n_embd": 16}
+        sizes |= {"bos_token_id": None, "eos_token_id": None}
+    config = getattr(transformers, f"{kind}Config")(**sizes, initializer_range=0.5)
+    made = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+    return getattr(transformers, made)(config).eval()
 
 
 class Row:
@@ -60,9 +54,8 @@ def alone(made: Any, row: Row, count: int) -> list[int]:
     import torch
 
     tokens = torch.tensor([row.tokens])
-    found = made.generate(
-        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False, pad_token_id=0
-    )
+    options = {"max_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+    found = made.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
     return [int(one) for one in found[0, len(row.tokens) :]]
 
 
@@ -83,9 +76,8 @@ def test_rows_that_join_at_any_step_have_their_own_tokens(kind: str) -> None:
             sizes.append(len(running.rows))
             if running.rows:
                 running.step()
-    assert [one.made for one in rows] == [
-        alone(made, row, limit) for row, limit in zip(rows, limits.values(), strict=True)
-    ]
+    for row, limit in zip(rows, limits.values(), strict=True):
+        assert row.made == alone(made, row, limit)
     assert (max(sizes), sizes[-1]) == (3, 0)  # the row with one token never stays
 
 

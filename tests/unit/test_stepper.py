@@ -131,16 +131,20 @@ class Ends:
 
 
 class Scene:
-    def __init__(self, **options: Any) -> None:
+    """A stepper whose first turn is over, if there are jobs."""
+
+    def __init__(self, *jobs: Job, **options: Any) -> None:
         self.words = Words(**options)
         self.ends = Ends()
         self.stepper: Stepper[Job, str] = Stepper(self.words, self.ends, ["y"])
+        if jobs:
+            self.turn(1, *jobs)
 
-    def arrive(self, *jobs: Job) -> None:
+    def turn(self, times: int = 1, *jobs: Job) -> None:
+        """Turn so often after the jobs arrived."""
         for job in jobs:
             self.stepper.arrive(job)
 
-    def turn(self, times: int = 1) -> None:
         async def turns() -> None:
             for _ in range(times):
                 await self.stepper.admit_waiting()
@@ -152,52 +156,34 @@ class Scene:
 
 @pytest.mark.parametrize("awaits", [False, True])
 def test_requests_join_and_leave_between_steps(awaits: bool) -> None:
-    scene = Scene(awaits=awaits)
-    scene.arrive(Job("a", 3))
-    scene.turn()
-    scene.arrive(Job("b", 1), Job("c", 2))
-    scene.turn(3)
+    scene = Scene(Job("a", 3), awaits=awaits)
+    scene.turn(3, Job("b", 1), Job("c", 2))
     assert scene.words.steps == [["a"], ["a", "b", "c"], ["a", "c"]]
     assert scene.ends.words == {"a": [1, 2, 3], "b": [1], "c": [1, 2]}
     assert scene.ends.ends == {key: ["ended"] for key in "abc"}
     assert scene.words.released == {"a": 1, "b": 1, "c": 1}
 
 
-def test_later_returns_a_request_and_those_behind_it_in_order() -> None:
-    scene = Scene(room=1)
-    jobs = [Job("a"), Job("b"), Job("c")]
-    scene.arrive(*jobs)
-    scene.turn()
+def test_later_returns_a_request_and_those_behind_it_in_order_or_is_an_error_without_an_active_one() -> None:
+    scene = Scene(Job("a"), Job("b"), Job("c"), room=1)
     assert [one.name for one in scene.ends.returned] == ["b", "c"]
     assert scene.words.steps == [["a"]]
-
-
-def test_later_without_an_active_request_is_an_error() -> None:
-    scene = Scene(room=0)
-    scene.arrive(Job("a"))
-    scene.turn()
-    assert scene.ends.ends == {"a": ["OutputError"]}
+    assert Scene(Job("a"), room=0).ends.ends == {"a": ["OutputError"]}
 
 
 def test_an_exception_of_admit_fails_one_request() -> None:
-    scene = Scene()
-    scene.arrive(Job("bad", -1), Job("good", 1))
-    scene.turn()
+    scene = Scene(Job("bad", -1), Job("good", 1))
     assert scene.ends.ends == {"bad": ["ValueError"], "good": ["ended"]}
     assert scene.words.released == {"good": 1}
 
 
 def test_an_exception_of_step_fails_those_that_have_sent_and_returns_the_others() -> None:
-    scene = Scene()
-    scene.arrive(Job("sent"))
-    scene.turn()
+    scene = Scene(Job("sent"))
     scene.words.poison = {"new"}
-    scene.arrive(Job("new"), Job("other"))
-    scene.turn()
+    scene.turn(1, Job("new"), Job("other"))
     assert scene.ends.ends == {"sent": ["ArithmeticError"], "new": ["retry"], "other": ["retry"]}
     assert scene.ends.n_logged == 1
-    scene.arrive(Job("new"))
-    scene.turn()
+    scene.turn(1, Job("new"))
     assert scene.ends.ends["new"] == ["retry", "ArithmeticError"]
     assert not scene.words.held
 
@@ -205,45 +191,39 @@ def test_an_exception_of_step_fails_those_that_have_sent_and_returns_the_others(
 @pytest.mark.parametrize("word", [np.array([1]), (np.array([1]),)])
 def test_a_response_may_be_an_array_or_a_tuple(word: Any) -> None:
     scene = Scene()
-    scene.arrive(Job("a"), Job("b"))
     scene.words.wrong = ([word, Last(word)],)
-    scene.turn()
+    scene.turn(1, Job("a"), Job("b"))
     scene.words.wrong = ([[word, "wrong"]],)
     scene.turn()
     assert scene.ends.words == {"a": [1], "b": [1]}
     assert scene.ends.ends == {"a": ["OutputError"], "b": ["ended"]}
 
 
-def test_credits_run_out_at_the_same_step_whatever_the_form_of_the_results() -> None:
-    for lists in (False, True):
-        scene = Scene()
-        jobs = [Job("a", 99, credit=3), Job("b", 99, credit=5)]
-        scene.arrive(*jobs)
-        for number in range(8):
-            if lists and number % 2:
-                scene.words.wrong = ([[{"y": 0}]] * len(scene.stepper.ready),)
-            else:
-                scene.words.wrong = ()
-            if number == 2:
-                scene.stepper.add_credit(jobs[0], 1)
-            scene.turn()
-        assert scene.words.steps == [["a", "b"]] * 4 + [["b"]]
+@pytest.mark.parametrize("lists", [False, True])
+def test_credits_run_out_at_the_same_step_whatever_the_form_of_the_results(lists: bool) -> None:
+    first, second = Job("a", 99, credit=3), Job("b", 99, credit=5)
+    scene = Scene(first, second)
+    for number in range(1, 8):
+        in_lists = lists and number % 2
+        scene.words.wrong = ([[{"y": 0}]] * len(scene.stepper.ready),) if in_lists else ()
+        if number == 2:
+            scene.stepper.add_credit(first, 1)
+        scene.turn()
+    assert scene.words.steps == [["a", "b"]] * 4 + [["b"]]
 
 
 def test_a_request_fails_once_although_several_of_its_responses_are_wrong() -> None:
     scene = Scene()
-    scene.arrive(Job("a"), Job("b", 1))
     scene.ends.unsendable = {"a"}
     scene.words.wrong = ([[{"y": 1}, {"y": 2}], Last({"y": 3})],)
-    scene.turn()
+    scene.turn(1, Job("a"), Job("b", 1))
     assert scene.ends.ends == {"a": ["unsendable"], "b": ["ended"]}
 
 
 def test_a_request_without_credit_is_paused_and_a_cancelled_one_is_released_before_the_next_step() -> None:
-    scene = Scene()
     slow, fast = Job("slow", 9, credit=1), Job("fast", 9)
-    scene.arrive(slow, fast)
-    scene.turn(3)
+    scene = Scene(slow, fast)
+    scene.turn(2)
     scene.stepper.add_credit(slow, 1)
     scene.stepper.cancel(fast)
     scene.turn()
@@ -258,8 +238,7 @@ def test_a_request_without_credit_is_paused_and_a_cancelled_one_is_released_befo
 def test_a_wrong_number_or_kind_of_results_fails_the_request(results: Any) -> None:
     scene = Scene()
     scene.words.wrong = (results,)
-    scene.arrive(Job("a"))
-    scene.turn()
+    scene.turn(1, Job("a"))
     assert scene.ends.ends == {"a": ["OutputError"]}
 
 
@@ -281,7 +260,7 @@ def test_every_request_ends_once_and_is_released_once(
         if move in {"arrive", "short", "bad"}:
             length = {"arrive": 1 + number, "short": 1, "bad": -1}[move]
             jobs.append(Job(str(len(jobs)), length, credit=1 + number % 3))
-            scene.arrive(jobs[-1])
+            scene.stepper.arrive(jobs[-1])
         elif move == "turn":
             scene.turn(1 + number)
         elif move == "poison":

@@ -10,6 +10,7 @@ import pytest
 from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from present import present
 from scheduled import model_spec
 
 from gpuserve.core.errors import DeadlineExceeded, QueueFull
@@ -54,12 +55,12 @@ class Sent(QueuedRequest):
         return self.name
 
 
-def scheduler(queue: str = "plain", **options: Any) -> ModelScheduler:
-    spec = model_spec(
-        **{"max_batch_size": 8, "batching": BatchingSpec(), "retry_on_worker_death": True} | options,
-        queue=QUEUES[queue],
-    )
-    return ModelScheduler(spec)
+def scheduler(queue: str = "plain") -> ModelScheduler:
+    """A scheduler with one instance."""
+    options = {"max_batch_size": 8, "batching": BatchingSpec(), "retry_on_worker_death": True}
+    of = ModelScheduler(model_spec(**options, queue=QUEUES[queue]))
+    of.instance_up("i")
+    return of
 
 
 def kill(of: Scheduler, now: float) -> list[QueuedRequest]:
@@ -71,22 +72,35 @@ def kill(of: Scheduler, now: float) -> list[QueuedRequest]:
 
 def suspected(of: ModelScheduler, name: str = "poison", now: float = 0.0) -> None:
     """Make a client a suspect by one request, under which two workers die."""
-    sent = Sent(name)
-    of.submit(sent, now)
-    assert must_next(of, now).requests == [sent]
+    sent = submitted(of, name, now=now)
+    assert must_next(of, now).requests == sent
     assert kill(of, now) == []
     assert of.blame is not None
     assert not of.blame.is_new
-    assert must_next(of, now).requests == [sent]
-    assert kill(of, now) == [sent]
+    assert must_next(of, now).requests == sent
+    assert kill(of, now) == sent
     assert of.blame == (name, True, False)
 
 
-def must_next(of: Scheduler, now: float) -> Batch:
+def must_next(of: Scheduler, now: float = 0.0) -> Batch:
     assert of.expire(now) == []
-    batch = of.next_batch(now)
-    assert batch is not None
-    return batch
+    return present(of.next_batch(now))
+
+
+def submitted(of: Scheduler, *names: str, now: float = 0.0) -> list[Sent]:
+    sent = [Sent(name) for name in names]
+    for one in sent:
+        of.submit(one, now)
+    return sent
+
+
+def order(of: Scheduler, n_batches: int) -> list[list[QueuedRequest]]:
+    """The requests of the next batches, each ending before the next is formed."""
+    batches = []
+    for _ in range(n_batches):
+        batches.append(must_next(of, FIRST_BACKOFF_S))
+        of.complete(batches[-1].batch_id)
+    return [one.requests for one in batches]
 
 
 # ---- clients ------------------------------------------------------------------------------------
@@ -103,9 +117,6 @@ def test_the_second_death_makes_a_suspect_and_time_forgives() -> None:
     suspects.forgive(2.0 + FORGIVEN_AFTER_S)
     assert "a" not in suspects
     assert suspects.blame("a", 100.0) == ("a", False, False)
-
-
-def test_a_request_under_which_two_workers_died_is_enough() -> None:
     suspects = Suspects()  # the first death was in company, and blamed nobody
     assert suspects.blame("a", 0.0, attempts=2) == ("a", True, False)
 
@@ -134,47 +145,28 @@ def test_few_clients_are_remembered(deaths: list[tuple[int, float]]) -> None:
 @pytest.mark.parametrize("queue", QUEUES)
 def test_requests_of_a_suspect_run_alone_and_last(queue: str) -> None:
     of = scheduler(queue)
-    of.instance_up("i")
     suspected(of)
-    sent = [Sent(name) for name in ("poison", "good", "poison", "good")]
-    for one in sent:
-        of.submit(one, 0.0)
-    order = []
-    for _ in range(3):
-        batch = must_next(of, FIRST_BACKOFF_S)
-        order.append(batch.requests)
-        of.complete(batch.batch_id)
-    assert order == [[sent[1], sent[3]], [sent[0]], [sent[2]]]
+    first, good, second, other = submitted(of, "poison", "good", "poison", "good")
+    assert order(of, 3) == [[good, other], [first], [second]]
     assert of.next_batch(FIRST_BACKOFF_S) is None
 
 
 @pytest.mark.parametrize("queue", QUEUES)
 def test_what_waits_already_is_isolated_too(queue: str) -> None:
     of = scheduler(queue)
-    of.instance_up("i")
-    first = Sent("poison")
-    of.submit(first, 0.0)
-    must_next(of, 0.0)
-    waiting = [Sent(name) for name in ("poison", "good", "poison")]
-    for one in waiting:
-        of.submit(one, 0.0)
+    sent = submitted(of, "poison")
+    must_next(of)
+    first, good, second = submitted(of, "poison", "good", "poison")
     kill(of, 0.0)
-    assert must_next(of, 0.0).requests == [first]
-    assert kill(of, 0.0) == [first]
-    order = []
-    for _ in range(3):
-        batch = must_next(of, FIRST_BACKOFF_S)
-        order.append(batch.requests)
-        of.complete(batch.batch_id)
-    assert order == [[waiting[1]], [waiting[0]], [waiting[2]]]
+    assert must_next(of).requests == sent
+    assert kill(of, 0.0) == sent
+    assert order(of, 3) == [[good], [first], [second]]
 
 
 def test_an_isolated_request_that_kills_its_worker_is_lost_at_once() -> None:
     of = scheduler()
-    of.instance_up("i")
     suspected(of)
-    sent = Sent("poison")
-    of.submit(sent, 0.0)
+    (sent,) = submitted(of, "poison")
     must_next(of, FIRST_BACKOFF_S)
     assert kill(of, FIRST_BACKOFF_S) == [sent]
     assert of.blame == ("poison", False, True)
@@ -183,59 +175,48 @@ def test_an_isolated_request_that_kills_its_worker_is_lost_at_once() -> None:
 
 def test_a_suspect_backs_off_in_place_of_the_instance() -> None:
     of, now = scheduler(), 0.0
-    of.instance_up("i")
     suspected(of)
     for expected_s in (1.0, 2.0, 4.0, 8.0, 16.0, MAX_BACKOFF_S, MAX_BACKOFF_S):
-        sent = Sent("poison")
-        of.submit(sent, now)
+        sent = submitted(of, "poison", now=now)
         assert of.next_batch(now) is None
         assert of.next_wakeup(now) == now + expected_s
-        of.submit(Sent("good"), now)  # who does not wait for that
+        submitted(of, "good", now=now)  # who does not wait for that
         of.complete(must_next(of, now).batch_id)
         now += expected_s
-        assert must_next(of, now).requests == [sent]
-        assert kill(of, now) == [sent]
+        assert must_next(of, now).requests == sent
+        assert kill(of, now) == sent
 
 
 def test_one_suspect_does_not_wait_for_the_back_off_of_another() -> None:
     of = scheduler()
-    of.instance_up("i")
     suspected(of, "a", 0.0)
     suspected(of, "b", 10.0)
-    late, due = Sent("b"), Sent("a")
-    for one in (late, due):
-        of.submit(one, 10.0)
+    _, due = submitted(of, "b", "a", now=10.0)
     assert must_next(of, 10.0).requests == [due]
 
 
 def test_a_death_in_company_blames_nobody_and_one_that_is_none_neither() -> None:
     of = scheduler()
-    of.instance_up("i")
     for _ in range(3):
-        for name in ("a", "b"):
-            of.submit(Sent(name), 0.0)
-        assert len(must_next(of, 0.0).requests) == 2
-        of.instance_down("i", 0.0)
+        submitted(of, "a", "b")
+        assert len(must_next(of).requests) == 2
+        kill(of, 0.0)
         assert of.blame is None
-        of.instance_up("i")
         for _ in range(2):
-            of.complete(must_next(of, 0.0).batch_id)
+            of.complete(must_next(of).batch_id)
     for _ in range(3):
-        of.submit(Sent("a"), 0.0)
-        must_next(of, 0.0)
+        submitted(of, "a")
+        must_next(of)
         of.instance_down("i")  # it was retired
         assert of.blame is None
         of.instance_up("i")
-        of.complete(must_next(of, 0.0).batch_id)
+        of.complete(must_next(of).batch_id)
 
 
 def test_a_forgiven_client_has_company_again() -> None:
     of = scheduler()
-    of.instance_up("i")
     suspected(of)
-    sent = [Sent("poison"), Sent("good")]
-    for one in sent:
-        of.submit(one, FORGIVEN_AFTER_S)
+    sent = submitted(of, "poison", "good", now=FORGIVEN_AFTER_S)
     assert must_next(of, FORGIVEN_AFTER_S).requests == sent
 
 
@@ -244,16 +225,15 @@ def test_a_suspect_has_an_instance_of_several_slots_for_itself() -> None:
     suspects.blame("poison", 0.0, attempts=2)
     of = ModelScheduler(model_spec(max_batch_size=0, queue=QueueSpec()), suspects=suspects)
     of.instance_up("i", 4)
-    good, bad = Sent("good"), Sent("poison")
-    of.submit(good, 0.0)
-    running = must_next(of, 0.0)
-    of.submit(bad, 0.0)
+    submitted(of, "good")
+    running = must_next(of)
+    bad = submitted(of, "poison")
     assert of.next_batch(0.0) is None  # it would have company
     assert of.next_wakeup(0.0) is None
     of.complete(running.batch_id)
     assert of.next_wakeup(0.0) == FIRST_BACKOFF_S
-    assert must_next(of, FIRST_BACKOFF_S).requests == [bad]
-    of.submit(Sent("good"), FIRST_BACKOFF_S)
+    assert must_next(of, FIRST_BACKOFF_S).requests == bad
+    submitted(of, "good", now=FIRST_BACKOFF_S)
     assert of.next_batch(FIRST_BACKOFF_S) is None
 
 
@@ -261,23 +241,17 @@ def test_a_suspect_is_one_for_all_devices() -> None:
     spec = model_spec(max_batch_size=8, queue=QueueSpec(), retry_on_worker_death=True)
     of = DeviceScheduler(lambda slots, suspects: ModelScheduler(spec, slots, suspects))
     of.instance_up("i", 1, "cuda:0")
-    first, bound = Sent("poison"), Sent("poison", on_device="cuda:0")
-    of.submit(first, 0.0)
-    must_next(of, 0.0)
+    first = submitted(of, "poison")
+    must_next(of)
+    bound, good = Sent("poison", on_device="cuda:0"), Sent("good", on_device="cuda:0")
     of.submit(bound, 0.0)
     of.instance_down("i", 0.0)
     of.instance_up("i", 1, "cuda:0")
-    assert must_next(of, 0.0).requests == [first]
+    assert must_next(of).requests == first
     of.instance_down("i", 0.0)
     of.instance_up("i", 1, "cuda:0")
-    good = Sent("good", on_device="cuda:0")
     of.submit(good, 0.0)
-    order = []
-    for _ in range(2):
-        batch = must_next(of, FIRST_BACKOFF_S)
-        order.append(batch.requests)
-        of.complete(batch.batch_id)
-    assert order == [[good], [bound]]
+    assert order(of, 2) == [[good], [bound]]
 
 
 # ---- whatever happens ---------------------------------------------------------------------------

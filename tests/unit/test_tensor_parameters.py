@@ -24,7 +24,9 @@ REGION, OFFSET, NBYTES = "shared_memory_region", "shared_memory_offset", "shared
 PLACE = {REGION: "r", OFFSET: 4, NBYTES: 8}
 _CHOICES = {str: "string_param", int: "int64_param", bool: "bool_param", float: "double_param"}
 
-Parse = Callable[[dict[str, Any] | None, dict[str, Any] | None], InferRequest]
+Given = dict[str, Any] | None
+#: Parses a request with these parameters of its input and of its output.
+Parse = Callable[[Given, Given], InferRequest]
 
 
 def _set(parameters: Any, given: dict[str, Any]) -> None:
@@ -32,7 +34,7 @@ def _set(parameters: Any, given: dict[str, Any]) -> None:
         setattr(parameters[key], _CHOICES[type(value)], value)
 
 
-def grpc_message(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> Any:
+def grpc_message(of_input: Given, of_output: Given) -> Any:
     request = pb.ModelInferRequest(model_name="m")
     one = request.inputs.add(name="x", datatype="FP32", shape=[2])
     if of_input is None:
@@ -44,7 +46,7 @@ def grpc_message(of_input: dict[str, Any] | None, of_output: dict[str, Any] | No
     return request
 
 
-def parse_grpc(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
+def parse_grpc(of_input: Given, of_output: Given) -> InferRequest:
     return infer_decoder.parse_infer_request(grpc_message(of_input, of_output).SerializeToString())
 
 
@@ -52,14 +54,14 @@ def share() -> Share:
     return Share(Intake(1 << 20, lambda: None))
 
 
-def ingest_grpc(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
+def ingest_grpc(of_input: Given, of_output: Given) -> InferRequest:
     body = grpc_message(of_input, of_output).SerializeToString()
     scanner = GrpcBodyScanner(lambda *_: None, 1 << 20, share())
     scanner.feed(frame(len(body)) + body)
     return scanner.finish()
 
 
-def http_body(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> bytes:
+def http_body(of_input: Given, of_output: Given) -> bytes:
     one: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [2]}
     if of_input is None:
         one["data"] = [0, 0]
@@ -69,17 +71,17 @@ def http_body(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None)
     return json.dumps({"inputs": [one], "outputs": outputs}).encode()
 
 
-def parse_http(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
+def parse_http(of_input: Given, of_output: Given) -> InferRequest:
     return codec.parse_infer_request("m", "", http_body(of_input, of_output), None)[0]
 
 
-def parse_remembered(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
+def parse_remembered(of_input: Given, of_output: Given) -> InferRequest:
     """With a header length the JSON is remembered from one request to the next."""
     body = http_body(of_input, of_output)
     return codec.parse_infer_request("m", "", body, str(len(body)))[0]
 
 
-def ingest_http(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
+def ingest_http(of_input: Given, of_output: Given) -> InferRequest:
     body = http_body(of_input, of_output)
     scanner = HttpBodyScanner(BodyHead("m", "", str(len(body)), len(body)), lambda _: None, 1 << 20, share())
     scanner.feed(body)
@@ -99,7 +101,7 @@ def told(one: Any) -> tuple[str, int, int]:
     return one.region, one.offset, one.nbytes
 
 
-def refusal(parse: Parse, of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> str:
+def refusal(parse: Parse, of_input: Given, of_output: Given) -> str:
     with pytest.raises(InvalidArgument) as caught:
         parse(of_input, of_output)
     return str(caught.value)
@@ -120,34 +122,35 @@ def test_an_input_and_an_output_in_regions(parse: Parse) -> None:
 
 
 @every_way
-def test_a_request_without_any(parse: Parse) -> None:
+def test_a_request_without_any_with_an_output_in_a_region_or_with_classes(parse: Parse) -> None:
     request = parse(None, {})
     assert (request.regions, dict(request.placements), dict(request.class_counts)) == ((), {}, {})
     assert request.inputs[0].data == bytes(8)
-
-
-@every_way
-def test_only_an_output_in_a_region(parse: Parse) -> None:
     request = parse(None, {REGION: "s", NBYTES: 0})
     assert told(request.placements["y"]) == ("s", 0, 0)
     assert request.regions == (request.placements["y"],)
-
-
-@every_way
-def test_classes(parse: Parse) -> None:
     request = parse(None, {"classification": 3})
     assert (request.outputs, request.class_counts) == (("y",), {"y": 3})
+
+
+def parsed(request: Any) -> InferRequest:
+    return infer_decoder.parse_infer_request(request.SerializeToString())
 
 
 def test_a_raw_tensor_beside_one_in_a_region() -> None:
     request = grpc_message(PLACE, None)
     request.inputs.add(name="z", datatype="INT8", shape=[1])
     request.raw_input_contents.append(b"\1")
-    parsed = infer_decoder.parse_infer_request(request.SerializeToString())
-    assert (told(parsed.inputs[0].data), parsed.inputs[1].data) == (("r", 4, 8), b"\1")
+    found = parsed(request)
+    assert (told(found.inputs[0].data), found.inputs[1].data) == (("r", 4, 8), b"\1")
     request.raw_input_contents.append(b"\2")
     with pytest.raises(InvalidArgument, match="expected one for each of its 1 inputs outside"):
-        infer_decoder.parse_infer_request(request.SerializeToString())
+        parsed(request)
+    request = grpc_message(PLACE, None)
+    request.inputs[0].contents.fp32_contents.extend([1, 2])
+    text = "unexpected 'content' provided when using shared memory for input tensor 'x' for model 'm'"
+    with pytest.raises(InvalidArgument, match=f"^{text}$"):
+        parsed(request)
 
 
 def test_a_binary_tensor_beside_one_in_a_region() -> None:
@@ -160,32 +163,31 @@ def test_a_binary_tensor_beside_one_in_a_region() -> None:
     assert (told(request.inputs[0].data), request.inputs[1].data) == (("r", 4, 8), b"\1")
 
 
-def test_contents_beside_a_region() -> None:
-    request = grpc_message(PLACE, None)
-    request.inputs[0].contents.fp32_contents.extend([1, 2])
-    with pytest.raises(InvalidArgument) as caught:
-        infer_decoder.parse_infer_request(request.SerializeToString())
-    assert str(caught.value) == (
-        "unexpected 'content' provided when using shared memory for input tensor 'x' for model 'm'"
-    )
+ALONG = f"'{NBYTES}' must be specified along with '{REGION}' parameter for tensor 'y'"
+ALONE = f"'{{}}' can not be specified without '{REGION}' parameter for tensor 'y'"
+TYPE = "invalid value type for '{}' parameter for tensor 'y'"
 
 
 @both
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({REGION: "r"}, f"'{NBYTES}' must be specified along with '{REGION}' parameter for tensor 'y'"),
-        ({OFFSET: 1}, f"'{OFFSET}' can not be specified without '{REGION}' parameter for tensor 'y'"),
-        ({NBYTES: 1}, f"'{NBYTES}' can not be specified without '{REGION}' parameter for tensor 'y'"),
-        ({**PLACE, REGION: 1}, f"invalid value type for '{REGION}' parameter for tensor 'y'"),
-        ({**PLACE, NBYTES: "8"}, f"invalid value type for '{NBYTES}' parameter for tensor 'y'"),
-        ({**PLACE, OFFSET: True}, f"invalid value type for '{OFFSET}' parameter for tensor 'y'"),
+        ({REGION: "r"}, ALONG),
+        ({OFFSET: 1}, ALONE.format(OFFSET)),
+        ({NBYTES: 1}, ALONE.format(NBYTES)),
+        ({**PLACE, REGION: 1}, TYPE.format(REGION)),
+        ({**PLACE, NBYTES: "8"}, TYPE.format(NBYTES)),
+        ({**PLACE, OFFSET: True}, TYPE.format(OFFSET)),
         ({**PLACE, OFFSET: -1}, "Invalid offset for shared memory region: 'r'"),
         ({**PLACE, NBYTES: -1}, "Invalid offset + byte size for shared memory region: 'r'"),
-        ({"classification": 0}, "invalid value for 'classification' parameter, expected >= 0"),
-        ({"classification": -2}, "invalid value for 'classification' parameter, expected >= 0"),
-        ({"classification": "2"}, "invalid value type for 'classification' parameter, expected "),
-        ({"classification": 1.5}, "invalid value type for 'classification' parameter, expected "),
+        *(
+            ({"classification": n}, "invalid value for 'classification' parameter, expected >= 0")
+            for n in (0, -2)
+        ),
+        *(
+            ({"classification": n}, "invalid value type for 'classification' parameter, expe")
+            for n in ("2", 1.5)
+        ),
         ({**PLACE, "classification": 2}, "utput can't set both 'shared_memory_region' and 'classification'"),
     ],
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tls import Authority, Pair
@@ -30,13 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text").write_text("hello")
     (folder / "broken.pem").write_text(PEM.format("CERTIFICATE"))
     (folder / "broken.key").write_text(PEM.format("PRIVATE KEY"))
-    subprocess.run(
-        ["openssl", "ec", "-in", "good.key", "-aes256", "-passout", "pass:p", "-out", "locked.key"],
-        cwd=folder,
-        check=True,
-        capture_output=True,
-    )
-    subprocess.run(["openssl", "genrsa", "-out", "rsa.key"], cwd=folder, check=True, capture_output=True)
+    locked = ["ec", "-in", "good.key", "-aes256", "-passout", "pass:p", "-out", "locked.key"]
+    for arguments in (locked, ["genrsa", "-out", "rsa.key"]):
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
     return folder
 
 
@@ -48,52 +46,42 @@ def test_files_that_fit(folder: Path, authority: str) -> None:
     assert len(files.fingerprint()) == (3 if authority else 2)
 
 
+SETTINGS = ("tls_certfile", "tls_keyfile", "tls_client_ca")
+NO_FILE = "'{}' cannot be read: no such file or directory"
+NOT_OF = "the key in '{}' is not that of the certificate in '{folder}/good.pem'"
+
+
 @pytest.mark.parametrize(
-    ("names", "key", "text"),
+    ("names", "wrong", "text"),
     [
-        (("none", "good.key"), "tls_certfile", "'{}/none' cannot be read: no such file or directory"),
-        (("good.pem", "none"), "tls_keyfile", "'{}/none' cannot be read: no such file or directory"),
-        ((".", "good.key"), "tls_certfile", "'{}' cannot be read: is a directory"),
-        (("text", "good.key"), "tls_certfile", "'{}/text' holds no certificate, expected PEM"),
-        (("good.key", "good.pem"), "tls_certfile", "'{}/good.key' holds no certificate, expected PEM"),
-        (("good.pem", "text"), "tls_keyfile", "'{}/text' holds no private key, expected PEM"),
-        (("broken.pem", "good.key"), "tls_certfile", "'{}/broken.pem' holds no certificate that can be read"),
-        (("good.pem", "broken.key"), "tls_keyfile", "'{}/broken.key' holds no private key that can be read"),
-        (
-            ("good.pem", "other.key"),
-            "tls_keyfile",
-            "the key in '{0}/other.key' is not that of the certificate in '{0}/good.pem'",
-        ),
-        (
-            ("good.pem", "rsa.key"),
-            "tls_keyfile",
-            "the key in '{0}/rsa.key' is not that of the certificate in '{0}/good.pem'",
-        ),
-        (("good.pem", "locked.key"), "tls_keyfile", "'{}/locked.key' is encrypted, expected one without"),
-        (("old.pem", "old.key"), "tls_certfile", "the certificate in '{}/old.pem' has expired"),
-        (("early.pem", "early.key"), "tls_certfile", "the certificate in '{}/early.pem' is not valid yet"),
-        (("good.pem", "good.key", "none"), "tls_client_ca", "'{}/none' cannot be read"),
-        (("good.pem", "good.key", "text"), "tls_client_ca", "'{}/text' holds no certificate, expected PEM"),
-        (
-            ("good.pem", "good.key", "broken.pem"),
-            "tls_client_ca",
-            "'{}/broken.pem' holds no certificate that",
-        ),
+        ("none good.key", 0, NO_FILE),
+        ("good.pem none", 1, NO_FILE),
+        (". good.key", 0, "'{folder}' cannot be read: is a directory"),
+        ("text good.key", 0, "'{}' holds no certificate, expected PEM"),
+        ("good.key good.pem", 0, "'{}' holds no certificate, expected PEM"),
+        ("good.pem text", 1, "'{}' holds no private key, expected PEM"),
+        ("broken.pem good.key", 0, "'{}' holds no certificate that can be read"),
+        ("good.pem broken.key", 1, "'{}' holds no private key that can be read"),
+        ("good.pem other.key", 1, NOT_OF),
+        ("good.pem rsa.key", 1, NOT_OF),
+        ("good.pem locked.key", 1, "'{}' is encrypted, expected one without"),
+        ("old.pem old.key", 0, "the certificate in '{}' has expired"),
+        ("early.pem early.key", 0, "the certificate in '{}' is not valid yet"),
+        ("good.pem good.key none", 2, NO_FILE),
+        ("good.pem good.key text", 2, "'{}' holds no certificate, expected PEM"),
+        ("good.pem good.key broken.pem", 2, "'{}' holds no certificate that"),
     ],
 )
-def test_files_that_do_not(folder: Path, names: tuple[str, ...], key: str, text: str) -> None:
-    paths = dict(
-        zip(
-            ("tls_certfile", "tls_keyfile", "tls_client_ca"),
-            (f"{folder}/{one}" for one in names),
-            strict=False,
-        )
-    )
+def test_files_that_do_not(folder: Path, names: str, wrong: int, text: str) -> None:
+    paths = [f"{folder}/{name}" for name in names.split()]
     with pytest.raises(ConfigError) as error:
-        Server(**paths)
-    assert str(error.value).startswith(f"{key}: ")
-    assert text.format(folder) in str(error.value)
+        Server(**dict(zip(SETTINGS, paths, strict=False)))
+    assert str(error.value).startswith(f"{SETTINGS[wrong]}: ")
+    assert text.format(paths[wrong], folder=folder) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+PORTS = "tls_ports must be a list of any of 'http', 'grpc', 'metrics', got"
 
 
 @pytest.mark.parametrize(
@@ -102,8 +90,8 @@ def test_files_that_do_not(folder: Path, names: tuple[str, ...], key: str, text:
         ({"tls_certfile": "c"}, "tls_certfile and tls_keyfile go together; tls_keyfile is missing"),
         ({"tls_keyfile": "k"}, "tls_certfile and tls_keyfile go together; tls_certfile is missing"),
         ({"tls_client_ca": "a"}, "tls_client_ca needs tls_certfile and tls_keyfile"),
-        ({"tls_ports": ("https",)}, "tls_ports must be a list of any of 'http', 'grpc', 'metrics', got"),
-        ({"tls_ports": "http"}, "tls_ports must be a list of any of 'http', 'grpc', 'metrics', got 'http'"),
+        ({"tls_ports": ("https",)}, PORTS),
+        ({"tls_ports": "http"}, f"{PORTS} 'http'"),
     ],
 )
 def test_settings_that_do_not_go_together(settings: dict[str, str], text: str) -> None:
@@ -121,88 +109,68 @@ def test_a_path_begins_at_the_current_folder(folder: Path, monkeypatch: pytest.M
 _GOOD_UNTIL, _OLD_UNTIL = 4070908800.0, 1577923200.0
 
 
-@pytest.mark.parametrize(
-    ("name", "until"), [("good", _GOOD_UNTIL), ("early", _GOOD_UNTIL), ("old", _OLD_UNTIL)]
-)
-def test_when_a_certificate_expires(folder: Path, name: str, until: float) -> None:
+def test_a_certificate_is_renewed_once_when_its_files_are_replaced_and_tells_when_it_expires(
+    folder: Path, tmp_path: Path
+) -> None:
     """Also of one that is not valid now: a server goes on with the one it has."""
-    assert certificate_expiry(TlsFiles(f"{folder}/{name}.pem", f"{folder}/{name}.key")) == until
+    for name, until in {"good": _GOOD_UNTIL, "early": _GOOD_UNTIL, "old": _OLD_UNTIL}.items():
+        assert certificate_expiry(TlsFiles(f"{folder}/{name}.pem", f"{folder}/{name}.key")) == until
+    watched = Watched(folder, tmp_path)
+    good, other = watched.pair("good"), watched.pair("other")
+    found = watched.looks(lambda: watched.n_renewed, None, other, None, None, good)
+    assert found == [0, 0, 1, 1, 1, 2]
 
 
 # ---- renewal ------------------------------------------------------------------------------------
 
 
-def looked(files: TlsFiles, *changes: Pair | None) -> list[int]:
-    """How often it had been renewed after each look, with a change before it where there is one."""
-    renewals: list[int] = []
-    counts: list[int] = []
+class Watched:
+    """A server's files, at first copies of ``name``'s, and a watch of them that looks when it is told."""
 
-    async def renew() -> None:
-        renewals.append(1)
+    def __init__(self, folder: Path, tmp_path: Path, name: str = "good") -> None:
+        self._folder = folder
+        self._mine = Pair(tmp_path / "c.pem", tmp_path / "k.pem")
+        self.pair(name).copy_to(self._mine)
+        self.n_renewed = 0
+        self.watch = CertificateWatch(TlsFiles(*map(str, self._mine)), self._renew, self._sleep)
 
-    async def main() -> None:
-        rest = list(changes)
-        mine = Pair(Path(files.certfile), Path(files.keyfile))
+    def pair(self, certificate: str, key: str = "") -> Pair:
+        return Pair(self._folder / f"{certificate}.pem", self._folder / f"{key or certificate}.key")
 
-        async def sleep(_: float) -> None:
-            counts.append(len(renewals))
-            if not rest:
-                raise asyncio.CancelledError
-            if (change := rest.pop(0)) is not None:
-                change.copy_to(mine)
+    async def _renew(self) -> None:
+        self.n_renewed += 1
 
-        await CertificateWatch(files, renew, sleep).run()
+    async def _sleep(self, _: float) -> None:
+        self._looks.append(self._look())
+        if not self._changes:
+            raise asyncio.CancelledError
+        if (change := self._changes.pop(0)) is not None:
+            change.copy_to(self._mine)
 
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(main())
-    return counts[1:]
-
-
-def test_a_certificate_is_renewed_once_when_its_files_are_replaced(folder: Path, tmp_path: Path) -> None:
-    good, other = (Pair(folder / f"{one}.pem", folder / f"{one}.key") for one in ("good", "other"))
-    mine = Pair(tmp_path / "c.pem", tmp_path / "k.pem")
-    good.copy_to(mine)
-    files = TlsFiles(*map(str, mine))
-    assert looked(files, None, other, None, None, good) == [0, 1, 1, 1, 2]
+    def looks(self, look: Callable[[], Any], *changes: Pair | None) -> list[Any]:
+        """What ``look`` gives at first and after each look, with a change before it where there is one."""
+        self._look, self._changes, self._looks = look, [*changes], list[Any]()
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(self.watch.run())
+        return self._looks
 
 
 def test_files_that_do_not_fit_are_told_once_and_not_used(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    good = Pair(folder / "good.pem", folder / "good.key")
-    half = Pair(folder / "other.pem", folder / "good.key")
-    mine = Pair(tmp_path / "c.pem", tmp_path / "k.pem")
-    good.copy_to(mine)
+    watched = Watched(folder, tmp_path)
+    half = watched.pair("other", "good")
     with caplog.at_level(logging.WARNING):
-        assert looked(TlsFiles(*map(str, mine)), half, None, good) == [0, 0, 1]
+        found = watched.looks(lambda: watched.n_renewed, half, None, watched.pair("other"))
+    assert found == [0, 0, 0, 1]
     assert [record.message.partition(":")[0] for record in caplog.records] == ["rejected renewed TLS files"]
 
 
 def test_the_expiry_is_that_of_the_certificate_in_use(folder: Path, tmp_path: Path) -> None:
-    good, old = (Pair(folder / f"{one}.pem", folder / f"{one}.key") for one in ("good", "old"))
-    mine = Pair(tmp_path / "c.pem", tmp_path / "k.pem")
-    old.copy_to(mine)
-    files, told = TlsFiles(*map(str, mine)), []
-
-    async def renew() -> None:
-        """Nothing has to be told."""
-
-    async def main() -> None:
-        changes = [None, good, Pair(folder / "other.pem", folder / "good.key")]
-
-        async def sleep(_: float) -> None:
-            told.append([one.samples for one in watch.families(lambda: _OLD_UNTIL - 60)])
-            if not changes:
-                raise asyncio.CancelledError
-            if (change := changes.pop(0)) is not None:
-                change.copy_to(mine)
-
-        watch = CertificateWatch(files, renew, sleep)
-        assert not list(watch.families())
-        await watch.run()
-
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(main())
+    watched = Watched(folder, tmp_path, "old")
+    assert not list(watched.watch.families())
+    changes = [None, watched.pair("good"), watched.pair("other", "good")]
+    look = lambda: [one.samples for one in watched.watch.families(lambda: _OLD_UNTIL - 60)]  # noqa: E731
     name = "gpuserve_certificate_expiry_seconds"
     left = _GOOD_UNTIL - _OLD_UNTIL + 60
-    assert told == [[[f"{name} {one}"]] for one in (60.0, 60.0, left, left)]
+    assert watched.looks(look, *changes) == [[[f"{name} {one}"]] for one in (60.0, 60.0, left, left)]

@@ -31,16 +31,11 @@ def read(*pieces: str, reason: str = "stop", is_parallel: bool = True) -> tuple[
         if values[-1].finish_reason:
             break
     tokens = [one for one in values if isinstance(one, Token)]
-    calls = [
-        {"name": one.name, "arguments": json.loads(one.arguments)} for one in values if one not in tokens
-    ]
-    assert [one.index for one in values if one not in tokens] == list(range(len(calls)))
-    return (
-        "".join(one.text for one in tokens),
-        calls,
-        values[-1].finish_reason,
-        sum(one.count for one in tokens),
-    )
+    made = [one for one in values if one not in tokens]
+    calls = [{"name": one.name, "arguments": json.loads(one.arguments)} for one in made]
+    assert [one.index for one in made] == list(range(len(calls)))
+    joined = "".join(one.text for one in tokens)
+    return joined, calls, values[-1].finish_reason, sum(one.count for one in tokens)
 
 
 @given(st.lists(st.integers(0, 150)))
@@ -51,8 +46,13 @@ def test_calls_are_found_whatever_the_pieces_are(cuts: list[int]) -> None:
     assert read(*pieces) == ("One moment. ", CALLS, "tool_calls", 2 * len(pieces))
 
 
-def test_a_text_without_a_call_is_as_it_is() -> None:
+def test_a_text_without_a_whole_call_is_as_it_is_and_an_answer_ends_after_the_only_call_that_is_wanted() -> (
+    None
+):
     assert read("it is ", "a <cal") == ("it is a <cal", [], "stop", 4)
+    assert read("<call>", '{"name": "wea', reason="length") == ('{"name": "wea', [], "length", 4)
+    assert read(*WRITTEN, is_parallel=False) == ("", CALLS[:1], "tool_calls", 2)
+    assert read("".join(WRITTEN), is_parallel=False) == ("", CALLS[:1], "tool_calls", 2)
 
 
 @pytest.mark.parametrize("wrong", ["nonsense", "[1]", '{"name": "weather"}'])
@@ -61,12 +61,3 @@ def test_what_is_no_call_is_text(wrong: str) -> None:
     assert wrong in text
     assert text.endswith(" and more")
     assert (calls, reason) == (CALLS[:1], "tool_calls")
-
-
-def test_a_call_that_is_cut_by_the_limit_is_text() -> None:
-    assert read("<call>", '{"name": "wea', reason="length") == ('{"name": "wea', [], "length", 4)
-
-
-def test_an_answer_ends_after_the_only_call_that_a_client_wants() -> None:
-    assert read(*WRITTEN, is_parallel=False) == ("", CALLS[:1], "tool_calls", 2)
-    assert read("".join(WRITTEN), is_parallel=False) == ("", CALLS[:1], "tool_calls", 2)

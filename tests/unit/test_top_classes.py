@@ -30,47 +30,41 @@ def texts(found: OutputTensor) -> Any:
     return found.shape, decoded
 
 
-def test_the_largest_come_first() -> None:
-    found = top_classes(output([[0.5, 3, -1, 2.25]]), 3, True, ("cat", "dog", "bird"))
-    assert texts(found) == ((1, 3), ["3.000000:1:dog", "2.250000:3", "0.500000:0:cat"])
+LARGEST, LEAST = (1 << 64) - 1, -(1 << 63)
+TOP: dict[str, tuple[OutputTensor, int, bool, tuple[int, ...], list[str]]] = {
+    "the largest come first": (
+        output([[0.5, 3, -1, 2.25]]), 3, True, (1, 3), ["3.000000:1:dog", "2.250000:3", "0.500000:0:cat"]
+    ),
+    "each row has its own": (
+        output([[[1, 2], [4, 3]], [[9, 8], [7, 6]]]), 2, True, (2, 2),
+        ["4.000000:2:bird", "3.000000:3", "9.000000:0:cat", "8.000000:1:dog"],
+    ),
+    "without a batch all is one row": (
+        output([[1, 4], [2, 3]]), 9, False, (4,),
+        ["4.000000:1:dog", "3.000000:3", "2.000000:2:bird", "1.000000:0:cat"],
+    ),
+    "one element": (output(5), 1, False, (1,), ["5.000000:0:cat"]),
+    "one element of a model that batches": (output(5), 2, True, (1,), ["5.000000:0:cat"]),
+    "integers are plain": (
+        output([[0, LARGEST, 5]], "UINT64", np.uint64), 2, True, (1, 2), [f"{LARGEST}:1:dog", "5:2:bird"]
+    ),
+    "negative integers": (
+        output([[LEAST, -1]], "INT64", np.int64), 2, True, (1, 2), ["-1:1:dog", f"{LEAST}:0:cat"]
+    ),
+    "equals come in their order and NaN last": (
+        output([[1, np.nan, 2, 2, -np.inf, np.inf]]), 6, True, (1, 6),
+        ["inf:5", "2.000000:2:bird", "2.000000:3", "1.000000:0:cat", "nan:1:dog", "-inf:4"],
+    ),
+    "no elements": (output(np.zeros((2, 0))), 3, True, (2, 0), []),
+    "no rows": (output(np.zeros((0, 3))), 3, True, (0, 3), []),
+}  # fmt: skip
 
 
-def test_each_row_has_its_own() -> None:
-    found = top_classes(output([[[1, 2], [4, 3]], [[9, 8], [7, 6]]]), 2, True, ())
-    assert texts(found) == ((2, 2), ["4.000000:2", "3.000000:3", "9.000000:0", "8.000000:1"])
-
-
-def test_without_a_batch_all_is_one_row() -> None:
-    assert texts(top_classes(output([[1, 2], [4, 3]]), 9, False, ())) == (
-        (4,),
-        ["4.000000:2", "3.000000:3", "2.000000:1", "1.000000:0"],
-    )
-    assert texts(top_classes(output(5), 1, False, ())) == ((1,), ["5.000000:0"])
-
-
-def test_a_single_element_of_a_model_that_batches_is_its_only_class() -> None:
-    assert texts(top_classes(output(5), 2, True, ("cat",))) == ((1,), ["5.000000:0:cat"])
-
-
-def test_integers_are_plain() -> None:
-    largest = (1 << 64) - 1
-    found = top_classes(output([[0, largest, 5]], "UINT64", np.uint64), 2, True, ())
-    assert texts(found) == ((1, 2), [f"{largest}:1", "5:2"])
-    least = -(1 << 63)
-    assert texts(top_classes(output([[least, -1]], "INT64", np.int64), 2, True, ()))[1] == [
-        "-1:1",
-        f"{least}:0",
-    ]
-
-
-def test_equals_come_in_their_order_and_nan_last() -> None:
-    found = top_classes(output([[1, np.nan, 2, 2, -np.inf, np.inf]]), 6, True, ())
-    assert texts(found)[1] == ["inf:5", "2.000000:2", "2.000000:3", "1.000000:0", "nan:1", "-inf:4"]
-
-
-def test_nothing_to_choose_from() -> None:
-    assert texts(top_classes(output(np.zeros((2, 0))), 3, True, ())) == ((2, 0), [])
-    assert texts(top_classes(output(np.zeros((0, 3))), 3, True, ())) == ((0, 3), [])
+@pytest.mark.parametrize(("values", "count", "batches", "shape", "classes"), TOP.values(), ids=TOP)
+def test_the_largest_elements_of_each_row(
+    values: OutputTensor, count: int, batches: bool, shape: tuple[int, ...], classes: list[str]
+) -> None:
+    assert texts(top_classes(values, count, batches, ("cat", "dog", "bird"))) == (shape, classes)
 
 
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=40), st.integers(1, 45))
@@ -81,13 +75,10 @@ def test_it_is_a_sorted_list_cut(values: list[int], count: int) -> None:
 
 
 @pytest.mark.parametrize("datatype", ["BYTES", "BOOL", "FP16", "BF16"])
-def test_what_has_no_order(datatype: str) -> None:
+def test_what_has_no_order_or_is_too_large(datatype: str) -> None:
     text = f"class result not available for output due to unsupported type '{datatype}'"
     with pytest.raises(InvalidArgument, match=text):
         top_classes(OutputTensor("y", datatype, (1, 1), b"\0"), 1, True, ())
-
-
-def test_too_large() -> None:
     with pytest.raises(InvalidArgument, match="classification output tensor too large"):
         top_classes(OutputTensor("y", "INT8", (1, MAX_ELEMENTS + 1), b""), 1, True, ())
 
@@ -97,8 +88,22 @@ def spec(*labels: LabelSpec) -> ModelSpec:
     return ModelSpec("m", (), outputs, 4, (InstanceSpec("cpu#0", "cpu", {}),), labels=labels)
 
 
-def no_member(step: StepSpec) -> ModelSpec | None:
-    return None
+def test_only_the_outputs_that_were_asked_so_and_a_response_without_classes_is_closed() -> None:
+    closed: list[int] = []
+    one, other, wrong = (
+        output([[1, 3, 2]]),
+        output([[4, 5, 6]], name="z"),
+        OutputTensor("y", "BOOL", (1, 1), b"\1"),
+    )
+    response = InferResponse("m", "1", "", {}, [one, other], lambda: closed.append(1))
+    classify(response, {"y": 1}, spec(LabelSpec("y", ("a", "b", "c"))), lambda step: None)
+    assert texts(response.outputs[0]) == ((1, 1), ["3.000000:1:b"])
+    assert response.outputs[1] is other
+    assert not closed
+    response = InferResponse("m", "1", "", {}, [wrong], lambda: closed.append(1))
+    with pytest.raises(InvalidArgument):
+        classify(response, {"y": 1}, spec(), lambda step: None)
+    assert closed == [1]
 
 
 def over(model: str, **more: Any) -> ModelSpec:
@@ -116,50 +121,21 @@ def test_an_ensemble_takes_the_labels_of_the_model_that_makes_the_output() -> No
     assert labels_of("out", own, lambda step: models.get(step.model)) == ("c",)
 
 
-def test_only_the_outputs_that_were_asked_so() -> None:
-    closed: list[int] = []
-    one, other = output([[1, 3, 2]]), output([[4, 5, 6]], name="z")
-    response = InferResponse("m", "1", "", {}, [one, other], lambda: closed.append(1))
-    classify(response, {"y": 1}, spec(LabelSpec("y", ("a", "b", "c"))), no_member)
-    assert texts(response.outputs[0]) == ((1, 1), ["3.000000:1:b"])
-    assert response.outputs[1] is other
-    assert not closed
-
-
-def test_a_response_without_classes_is_closed() -> None:
-    closed: list[int] = []
-    wrong = OutputTensor("y", "BOOL", (1, 1), b"\1")
-    response = InferResponse("m", "1", "", {}, [wrong], lambda: closed.append(1))
-    with pytest.raises(InvalidArgument):
-        classify(response, {"y": 1}, spec(), no_member)
-    assert closed == [1]
-
-
 # ---- labels ------------------------------------------------------------------------------
 
 
-def test_the_model_config_names_the_file() -> None:
-    config = model_config(spec(LabelSpec("z", ("a",), "labels.txt"), LabelSpec("y", ("a",))))
-    assert [one.label_filename for one in config.output] == ["", "labels.txt"]
-
-
-def test_labels_cross_to_another_process() -> None:
-    made = spec(LabelSpec("y", ("a", "b"), "labels.txt"))
+def test_the_model_config_names_the_file_and_labels_cross_to_another_process() -> None:
+    made = spec(LabelSpec("z", ("a",), "labels.txt"), LabelSpec("y", ("a",)))
+    assert [one.label_filename for one in model_config(made).output] == ["", "labels.txt"]
     assert ModelSpec.from_wire(made.to_wire()).labels == made.labels
 
 
 def test_labels_of_a_bound_model() -> None:
     outputs = [Tensor((3,), np.float32, labels=["a", "b"]), Tensor((3,), np.float32)]
     assert label_specs(outputs, tensor_specs(outputs, "OUTPUT")) == (LabelSpec("OUTPUT_1", ("a", "b")),)
-
-
-@pytest.mark.parametrize("labels", ["ab", [1], 5])
-def test_labels_are_a_list_of_texts(labels: Any) -> None:
-    outputs = [Tensor((3,), np.float32, name="y", labels=labels)]
-    with pytest.raises(BindError, match=r"Tensor 'y': labels must be"):
-        label_specs(outputs, tensor_specs(outputs, "OUTPUT"))
-
-
-def test_inputs_have_none() -> None:
     with pytest.raises(BindError, match="only output tensors have labels"):
-        tensor_specs([Tensor((3,), np.float32, labels=["a"])], "INPUT")
+        tensor_specs(outputs[:1], "INPUT")
+    for labels in ("ab", [1], 5):
+        wrong = [Tensor((3,), np.float32, name="y", labels=labels)]  # type: ignore[arg-type]
+        with pytest.raises(BindError, match=r"Tensor 'y': labels must be"):
+            label_specs(wrong, tensor_specs(wrong, "OUTPUT"))

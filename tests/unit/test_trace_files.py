@@ -1,7 +1,8 @@
-"""Traces on their way into files: the events, files that are JSON at any time, a bounded queue."""
+"""Traces on their way into files: the events, files that are JSON at any time, bounded queues and streams."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import logging
@@ -10,14 +11,19 @@ import os
 import struct
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from gpuserve.front.models.model_driver import ModelDriver
+from gpuserve.front.models.model_tracer import MAX_STREAM_NBYTES, MAX_TENSOR_NBYTES, ModelTracer, trace_ids
+from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
 from gpuserve.front.observability.tracing import trace_writers
 from gpuserve.front.observability.tracing.request_trace import Trace, TracedTensor
-from gpuserve.front.observability.tracing.trace_settings import TraceLevel
+from gpuserve.front.observability.tracing.trace_settings import Sampler, TraceLevel, TraceValues
 from gpuserve.front.observability.tracing.trace_writers import TraceFileWriter, TraceSink, events
+from gpuserve.front.requests.inference import InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve.model.spec import InstanceSpec, ModelSpec
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 TIMEOUT_S = 10.0
 
@@ -31,13 +37,8 @@ def trace(
     return made
 
 
-def written(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(path.read_text())
-    return found
-
-
 def ids(path: Path) -> list[int]:
-    return [one["id"] for one in written(path) if "model_name" in one]
+    return [one["id"] for one in json.loads(path.read_text()) if "model_name" in one]
 
 
 def test_the_events_of_a_trace_and_of_what_it_led_to() -> None:
@@ -73,6 +74,10 @@ def test_tensors(datatype: str, shape: tuple[int, ...], data: bytes, cut: bool, 
     assert event == {"id": 1, "activity": "TENSOR_QUEUE_INPUT", "tensor": expected}
 
 
+def all_ids(folder: Path) -> dict[str, list[int]]:
+    return {path.name: ids(path) for path in folder.iterdir()}
+
+
 def test_one_file_is_json_after_every_write(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text("of another server")
@@ -88,12 +93,7 @@ def test_so_many_traces_a_file(tmp_path: Path) -> None:
     writer.write([trace(number, frequency=2) for number in range(1, 4)])
     writer.write([trace(9, "own", 1), trace(4, frequency=2), trace(5)])
     writer.close()
-    assert {path.name: ids(path) for path in tmp_path.iterdir()} == {
-        "t": [5],
-        "t.0": [1, 2],
-        "t.1": [3, 4],
-        "t.2": [9],
-    }
+    assert all_ids(tmp_path) == {"t": [5], "t.0": [1, 2], "t.1": [3, 4], "t.2": [9]}
 
 
 def test_a_successor_writes_on(tmp_path: Path) -> None:
@@ -101,7 +101,12 @@ def test_a_successor_writes_on(tmp_path: Path) -> None:
         writer = TraceFileWriter(str(tmp_path / "t"), continues=epoch > 1)
         writer.write([trace(epoch), trace(epoch + 10, frequency=1)])
         writer.close()
-    assert {path.name: ids(path) for path in tmp_path.iterdir()} == {"t": [1, 2], "t.0": [11], "t.1": [12]}
+    assert all_ids(tmp_path) == {"t": [1, 2], "t.0": [11], "t.1": [12]}
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
 
 
 class Disk:
@@ -113,19 +118,17 @@ class Disk:
         monkeypatch.setattr(os, "pwrite", self.pwrite)
 
     def pwrite(self, fd: int, data: memoryview, position: int) -> int:
-        room = max(0, os.fstat(fd).st_size - position) + self.left
+        before = os.fstat(fd).st_size
+        room = max(0, before - position) + self.left
         if not room:
             raise OSError(errno.ENOSPC, "no space left on device")
-        before = os.fstat(fd).st_size
         nbytes = self._pwrite(fd, data[: int(min(room, len(data)))], position)
         self.left -= max(0, os.fstat(fd).st_size - before)
         return nbytes
 
 
-def test_a_file_on_a_full_disk_stays_json_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk, path = Disk(monkeypatch), tmp_path / "t"
+def test_a_file_on_a_full_disk_stays_json_and_goes_on(tmp_path: Path, disk: Disk) -> None:
+    path = tmp_path / "t"
     writer = TraceFileWriter(str(path), continues=False)
     writer.write([trace(1)])
     for disk.left in (0, 1, 70):
@@ -138,10 +141,7 @@ def test_a_file_on_a_full_disk_stays_json_and_goes_on(
     writer.close()
 
 
-def test_the_first_trace_on_a_full_disk_leaves_an_empty_array_or_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = Disk(monkeypatch)
+def test_the_first_trace_on_a_full_disk_leaves_an_empty_array_or_no_file(tmp_path: Path, disk: Disk) -> None:
     writer = TraceFileWriter(str(tmp_path / "t"), continues=True)
     disk.left = 0
     for _ in range(3):
@@ -154,7 +154,7 @@ def test_the_first_trace_on_a_full_disk_leaves_an_empty_array_or_no_file(
     assert ids(tmp_path / "t") == []
     disk.left = math.inf
     writer.write([trace(2), trace(3, frequency=1)])
-    assert {path.name: ids(path) for path in tmp_path.iterdir()} == {"t": [2], "t.0": [3]}
+    assert all_ids(tmp_path) == {"t": [2], "t.0": [3]}
     writer.close()
 
 
@@ -177,31 +177,54 @@ class Held:
         self.ids.append(-1)
 
 
-def test_what_finds_the_queue_full_is_dropped_and_told(
+def test_what_finds_the_queue_full_or_cannot_be_written_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(trace_writers, "MAX_TRACES", 2)
-    writer = Held()
-    sink = TraceSink(lambda: writer)
-    sink.open()
-    sink.put(trace(1))
-    assert writer.began.wait(TIMEOUT_S)
-    for number in range(2, 6):
-        sink.put(trace(number))
-    writer.go_on.set()
-    with caplog.at_level(logging.WARNING):
-        sink.close(TIMEOUT_S)
-    assert writer.ids == [1, 2, 3, -1]
-    assert "dropped 2 traces" in caplog.text
+    for fails, told, ids_ in (
+        (False, "dropped 2 traces", [1, 2, 3, -1]),
+        (True, "failed to write traces: disk full", [-1]),
+    ):
+        writer = Held(fails)
+        sink = TraceSink(lambda writer=writer: writer)
+        sink.open()
+        sink.put(trace(1))
+        assert writer.began.wait(TIMEOUT_S)
+        for number in range(2, 6):
+            sink.put(trace(number))
+        writer.go_on.set()
+        with caplog.at_level(logging.WARNING):
+            sink.close(TIMEOUT_S)
+        assert writer.ids == ids_
+        assert told in caplog.text
 
 
-def test_what_cannot_be_written_is_told_and_the_rest_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    writer = Held(fails=True)
-    writer.go_on.set()
-    sink = TraceSink(lambda: writer)
-    sink.open()
-    sink.put(trace(1))
-    with caplog.at_level(logging.WARNING):
-        sink.close(TIMEOUT_S)
-    assert "failed to write traces: disk full" in caplog.text
-    assert writer.ids == [-1]
+SPEC = ModelSpec(
+    "m",
+    (TensorSpec("x", "UINT8", (-1,)),),
+    (TensorSpec("y", "UINT8", (-1,)),),
+    0,
+    (InstanceSpec("cpu#0", "cpu", {}),),
+    decoupled=True,
+)
+
+
+async def test_a_stream_that_goes_on_for_ever_is_noted_up_to_a_limit() -> None:
+    traces: list[Trace] = []
+    heard: list[InferResponse] = []
+    responses = 3 * MAX_STREAM_NBYTES // MAX_TENSOR_NBYTES
+    driver = ModelDriver(SPEC, 1 << 20, ModelMetrics("m", "1", dict))
+    sampler = Sampler(TraceValues(TraceLevel.TENSORS.value, 1, -1, 0))
+    driver.tracer = ModelTracer(SPEC, sampler, "", trace_ids(1), set(), traces.append, follows_callers=False)
+    asked = InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (1,), b"1")], (), None)
+    pending = driver.submit(asked, heard.append)
+    assert pending.on_response is not None
+    output = OutputTensor("y", "UINT8", (MAX_TENSOR_NBYTES,), bytes(MAX_TENSOR_NBYTES))
+    for _ in range(responses):
+        pending.on_response(InferResponse("m", "1", "", {}, [output]))
+    driver.close()
+    await asyncio.sleep(0)
+    assert len(heard) == responses
+    (trace,) = traces
+    assert not driver.tracer.live, "later batches are not looked at"
+    assert MAX_STREAM_NBYTES - MAX_TENSOR_NBYTES < trace.nbytes < MAX_STREAM_NBYTES + MAX_TENSOR_NBYTES

@@ -1,17 +1,25 @@
-"""Trace settings: read, merged, taken back and refused, with Triton's texts; and what is sampled by them."""
+"""Trace settings of a file and of clients: read, merged, taken back and refused; what is sampled by them."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.cli.exit_codes import ExitCode
+from gpuserve.config.load import load_file
+from gpuserve.config.precedence import from_text
+from gpuserve.config.problems import ConfigProblems, Origin
 from gpuserve.config.settings.checks import check_trace
 from gpuserve.config.settings.server import ServerSettings, TraceSettings
-from gpuserve.core.errors import ConfigError, InvalidArgument, RequestError, Unimplemented
+from gpuserve.core.errors import ConfigError, InvalidArgument, Unimplemented
 from gpuserve.front.observability.tracing.request_trace import TraceParent
 from gpuserve.front.observability.tracing.trace_settings import (
     Sampler,
@@ -24,14 +32,8 @@ from gpuserve.front.requests import admin_codec
 from gpuserve.front.service.inference_service import inference_service
 
 START = TraceSettings(file="t.json")
-INITIAL = {
-    "trace_level": ["OFF"],
-    "trace_rate": ["1000"],
-    "trace_count": ["-1"],
-    "log_frequency": ["0"],
-    "trace_file": ["t.json"],
-    "trace_mode": ["triton"],
-}
+INITIAL = {"trace_level": ["OFF"], "trace_rate": ["1000"], "trace_count": ["-1"], "log_frequency": ["0"]}
+INITIAL |= {"trace_file": ["t.json"], "trace_mode": ["triton"]}
 
 
 class Settings:
@@ -51,15 +53,9 @@ class Settings:
 def test_the_settings_of_the_start_in_their_order() -> None:
     assert list(Settings().of().items()) == list(INITIAL.items())
     assert Settings().of("m") == INITIAL
-
-
-def test_opentelemetry_has_its_own_keys() -> None:
     start = TraceSettings(mode="opentelemetry", url="http://c", resource={"a": "b", "c": "d"})
-    assert list(Settings(start).of().items())[3:] == [
-        ("trace_mode", ["opentelemetry"]),
-        ("url", ["http://c"]),
-        ("resource", ["a=b,c=d"]),
-    ]
+    own = [("trace_mode", ["opentelemetry"]), ("url", ["http://c"]), ("resource", ["a=b,c=d"])]
+    assert list(Settings(start).of().items())[3:] == own
 
 
 def test_what_is_not_named_stays_and_what_is_taken_back_falls_to_the_left() -> None:
@@ -67,10 +63,7 @@ def test_what_is_not_named_stays_and_what_is_taken_back_falls_to_the_left() -> N
     settings.update(trace_rate=["5"], log_frequency=["7"])
     assert settings.of() == INITIAL | {"trace_rate": ["5"], "log_frequency": ["7"]}
     settings.update("m", trace_level=["TIMESTAMPS", "TENSORS"], trace_rate=["2"])
-    assert settings.of("m") == settings.of() | {
-        "trace_level": ["TIMESTAMPS", "TENSORS"],
-        "trace_rate": ["2"],
-    }
+    assert settings.of("m") == settings.of() | {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": ["2"]}
     settings.update(log_frequency=["9"])  # of the server, and so of the model
     assert settings.of("m")["log_frequency"] == ["9"]
     settings.update("m", trace_rate=None)
@@ -81,11 +74,40 @@ def test_what_is_not_named_stays_and_what_is_taken_back_falls_to_the_left() -> N
     assert settings.of("m") == settings.of() == INITIAL
 
 
-def test_an_update_is_all_or_nothing() -> None:
+UNREADABLE = "Unable to parse 'trace_{}', "
+RANGE = UNREADABLE + "value is out of range [ {}, {} ], got: {}"
+FILE = "trace file location can not be updated through network protocol"
+INVALID = "Attempting to set invalid trace setting :sample rate must be non-zero"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"trace_file": ["x"]}, FILE),
+        ({"trace_level": ["OFF", "TIMESTAMPS"]}, "Expect only one trace level 'OFF' is specified"),
+        ({"trace_rate": ["often"]}, UNREADABLE.format("rate") + "got: often"),
+        ({"trace_rate": ["4294967296"]}, RANGE.format("rate", 0, 4294967295, 4294967296)),
+        ({"trace_rate": ["1", "2"]}, "expect only 1 value for 'trace_rate'"),
+        ({"trace_count": ["-2"]}, "Unable to parse 'trace_count'. Expecting value >= -1, got:-2"),
+        ({"trace_count": ["2147483648"]}, RANGE.format("count", -1, 2147483647, 2147483648)),
+        ({"trace_rate": ["3"], "trace_count": ["x"]}, UNREADABLE.format("count") + "got: x"),
+        ({"log_frequency": [""]}, "Unable to parse 'log_frequency', got: "),
+        ({"trace_level": ["TIMESTAMPS"], "trace_rate": ["0"]}, INVALID),
+    ],
+)
+def test_what_cannot_be_set_changes_nothing(changes: dict[str, Any], text: str) -> None:
     settings = Settings()
-    with pytest.raises(InvalidArgument):
-        settings.update(trace_rate=["3"], trace_count=["x"])
-    assert settings.of() == INITIAL
+    with pytest.raises(Unimplemented if text == FILE else InvalidArgument) as raised:
+        settings.update("m", **changes)
+    assert str(raised.value) == text
+    assert settings.of("m") == settings.of() == INITIAL
+
+
+def test_nothing_is_traced_without_a_file() -> None:
+    settings = Settings(TraceSettings())
+    with pytest.raises(InvalidArgument, match="invalid trace setting :trace file name is not given"):
+        settings.update(trace_level=["TIMESTAMPS"])
+    assert settings.update(trace_rate=["1"])["trace_rate"] == ["1"]  # nothing is to be traced
 
 
 def test_unknown_levels_and_names_do_not_count() -> None:
@@ -94,59 +116,6 @@ def test_unknown_levels_and_names_do_not_count() -> None:
     assert settings.of()["trace_level"] == ["TIMESTAMPS"]
     assert settings.update(trace_level=["MAX"])["trace_level"] == ["TIMESTAMPS"]
     assert settings.update(trace_level=["OFF"])["trace_level"] == ["OFF"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "text"),
-    [
-        (
-            {"trace_file": ["x"]},
-            Unimplemented,
-            "trace file location can not be updated through network protocol",
-        ),
-        (
-            {"trace_level": ["OFF", "TIMESTAMPS"]},
-            InvalidArgument,
-            "Expect only one trace level 'OFF' is specified",
-        ),
-        ({"trace_rate": ["often"]}, InvalidArgument, "Unable to parse 'trace_rate', got: often"),
-        (
-            {"trace_rate": ["4294967296"]},
-            InvalidArgument,
-            "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: 4294967296",
-        ),
-        ({"trace_rate": ["1", "2"]}, InvalidArgument, "expect only 1 value for 'trace_rate'"),
-        (
-            {"trace_count": ["-2"]},
-            InvalidArgument,
-            "Unable to parse 'trace_count'. Expecting value >= -1, got:-2",
-        ),
-        (
-            {"trace_count": ["2147483648"]},
-            InvalidArgument,
-            "Unable to parse 'trace_count', value is out of range [ -1, 2147483647 ], got: 2147483648",
-        ),
-        ({"log_frequency": [""]}, InvalidArgument, "Unable to parse 'log_frequency', got: "),
-        (
-            {"trace_level": ["TIMESTAMPS"], "trace_rate": ["0"]},
-            InvalidArgument,
-            "Attempting to set invalid trace setting :sample rate must be non-zero",
-        ),
-    ],
-)
-def test_what_cannot_be_set(changes: dict[str, Any], error: type[RequestError], text: str) -> None:
-    settings = Settings()
-    with pytest.raises(error) as raised:
-        settings.update("m", **changes)
-    assert str(raised.value) == text
-    assert settings.of("m") == INITIAL
-
-
-def test_nothing_is_traced_without_a_file() -> None:
-    settings = Settings(TraceSettings())
-    with pytest.raises(InvalidArgument, match="invalid trace setting :trace file name is not given"):
-        settings.update(trace_level=["TIMESTAMPS"])
-    assert settings.update(trace_rate=["1"])["trace_rate"] == ["1"]  # nothing is to be traced
 
 
 @given(st.text() | st.integers().map(str))
@@ -174,14 +143,11 @@ def test_one_in_so_many_and_no_more_than_so_many(rate: int, count: int, requests
     assert chosen == due[: None if count < 0 else count]
 
 
-def test_nothing_is_sampled_when_tracing_is_off() -> None:
+def test_nothing_is_sampled_when_tracing_is_off_and_what_a_caller_traces_does_not_wait() -> None:
     assert samples(TraceValues(0, 1, -1, 0), 5) == samples(TraceValues(1, 0, -1, 0), 5) == []
-
-
-def test_what_a_caller_traces_counts_but_does_not_wait_for_its_turn() -> None:
     sampler = Sampler(TraceValues(1, 1000, 1, 0))
     assert sampler.sample(forced=True)
-    assert not sampler.sample(forced=True)
+    assert not sampler.sample(forced=True), "it counts"
 
 
 def test_the_count_that_is_left_is_the_setting() -> None:
@@ -211,12 +177,8 @@ def test_json_of_the_settings() -> None:
         b'{"trace_level":["OFF"],"trace_rate":"1000","trace_count":"-1","log_frequency":"0",'
         b'"trace_file":"t.json","trace_mode":"triton"}'
     )
-    body = b'{"trace_level":["TENSORS"],"trace_rate":"1","trace_count":null}'
-    assert admin_codec.parse_trace_json(body) == {
-        "trace_level": ["TENSORS"],
-        "trace_rate": ["1"],
-        "trace_count": None,
-    }
+    changes = admin_codec.parse_trace_json(b'{"trace_level":["TENSORS"],"trace_rate":"1","trace_count":null}')
+    assert changes == {"trace_level": ["TENSORS"], "trace_rate": ["1"], "trace_count": None}
 
 
 @pytest.mark.parametrize(
@@ -231,18 +193,37 @@ def test_json_that_is_no_update(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "text"),
+    ("trace", "by_program", "by_file"),
     [
-        (TraceSettings(("TIMESTAMPS",)), "trace: a trace level needs a file"),
-        (TraceSettings(("ALL",), file="t"), "trace.level must be a list of any of 'TIMESTAMPS', 'TENSORS'"),
-        (TraceSettings(mode="zipkin"), "trace.mode must be one of 'triton' or 'opentelemetry', got 'zipkin'"),
-        (TraceSettings(rate=0), "trace.rate must be an integer from 1 to 4294967295, got 0"),
-        ({"rate": 1}, "trace must be a TraceSettings, got an object of type dict"),
+        ({"level": ("TIMESTAMPS",)}, "trace: a trace level needs a file", "needs a file"),
+        (
+            {"level": ("ALL",), "file": "t"},
+            "trace.level must be a list of any of 'TIMESTAMPS', 'TENSORS'",
+            "trace.level",
+        ),
+        (
+            {"mode": "zipkin"},
+            "trace.mode must be one of 'triton' or 'opentelemetry', got 'zipkin'",
+            "trace.mode",
+        ),
+        ({"rate": 0}, "trace.rate must be an integer from 1 to 4294967295, got 0", "server.trace.rate"),
+        ({"url": "collector:4318"}, "trace.url: expected a URL", "server.trace.url"),
     ],
 )
-def test_a_server_is_not_started_with_settings_that_cannot_be(settings: Any, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        check_trace(settings)
+def test_settings_that_cannot_be_are_refused(
+    tmp_path: Path, trace: dict[str, Any], by_program: str, by_file: str
+) -> None:
+    with pytest.raises(ConfigError, match=by_program):
+        check_trace(TraceSettings(**trace))
+    with pytest.raises(ConfigProblems, match=by_file):
+        load_file(written(tmp_path, **trace), {})
+
+
+def test_what_is_no_trace_setting_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="trace must be a TraceSettings, got an object of type dict"):
+        check_trace({"rate": 1})  # type: ignore[arg-type]
+    with pytest.raises(ConfigProblems, match="did you mean 'file'"):
+        load_file(written(tmp_path, fille="x"), {})
 
 
 @pytest.mark.parametrize(("flags", "sampled"), [("01", True), ("00", False), ("03", True), ("fe", False)])
@@ -259,3 +240,38 @@ def test_other_settings_of_the_start_leave_what_clients_have_changed() -> None:
     assert (now["trace_rate"], now["trace_count"], now["trace_file"]) == (["5"], ["9"], ["b"])
     control.update("", {"trace_rate": None})
     assert control.settings()["trace_rate"] == ["7"]
+
+
+# ---- the block of a config file ----
+
+
+MODEL = {"name": "m", "callable": "model.py:predict"}
+MODEL |= {name: [{"name": name, "dtype": "FP32", "shape": [1]}] for name in ("inputs", "outputs")}  # type: ignore[misc]
+
+
+def written(folder: Path, **trace: object) -> str:
+    (folder / "model.py").write_text("def predict(requests):\n    return requests\n")
+    path = folder / "config.yaml"
+    path.write_text(json.dumps({"server": {"trace": trace}, "models": [MODEL]}))
+    return str(path)
+
+
+def test_file_variable_and_flag(tmp_path: Path) -> None:
+    path = written(tmp_path, level=["TIMESTAMPS"], file="t.json", rate=5)
+    flag = from_text(("server", "trace", "count"), "7", "--trace-count", Origin.FLAG)
+    settings = load_file(path, {"GPUSERVE_SERVER__TRACE__RATE": "9"}, [flag]).settings
+    assert settings.trace == TraceSettings(("TIMESTAMPS",), rate=9, count=7, file="t.json")
+    assert ServerSettings.from_wire(settings.to_wire()) == settings
+
+
+def test_a_package_that_is_missing_is_told_in_one_sentence(tmp_path: Path) -> None:
+    path = written(tmp_path, mode="opentelemetry")
+    program = (
+        "import sys; sys.modules['opentelemetry.exporter'] = None; "
+        f"from gpuserve.cli.app import run; sys.exit(run(['serve', {path!r}]))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == ExitCode.BAD_CONFIG
+    assert "which are not installed: pip install 'gpuserve[otel]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -35,14 +35,13 @@ def test_the_document_has_a_row_for_each_difference_that_is_meant_and_no_other()
     assert [row for row in rows if row != "| what | Triton | gpuserve | why |"] == [one.row for one in MEANT]
 
 
-def test_every_pattern_of_the_list_names_a_case(cases: tuple[Case, ...]) -> None:
+def test_every_pattern_of_the_list_names_a_case_and_no_two_cases_have_the_same_name(
+    cases: tuple[Case, ...],
+) -> None:
     patterns = [(one.topic, pattern) for one in MEANT for rule in one.rules for pattern in rule.cases]
     names = [*(one.name for one in cases), *(probes.PREFIX + one for one in probes.names())]
     unused = [one for one in patterns if not any(Rule((one[1],)).covers(name, GONE) for name in names)]
     assert unused == []
-
-
-def test_no_two_cases_have_the_same_name(cases: tuple[Case, ...]) -> None:
     assert [name for name, count in Counter(one.name for one in cases).items() if count > 1] == []
 
 
@@ -76,18 +75,12 @@ def test_where_two_answers_differ(other: dict[str, Any], paths: list[str]) -> No
     assert [one.path for one in differences(SAME, other)] == paths
 
 
-def test_an_ignored_field_may_differ_and_may_be_left_out() -> None:
+def test_an_ignored_field_may_differ_and_words_of_an_error_are_a_kind_of_their_own() -> None:
     assert not list(differences(SAME, SAME | {"status": 404}, frozenset({"status"})))
     assert not list(differences(SAME, {"body": SAME["body"]}, frozenset({"status"})))
-
-
-def test_the_words_of_an_error_are_a_kind_of_their_own() -> None:
     words = Difference("1.text", "no", "no, because")
-    assert [verdict(one) for one in ([], [words], [words, GONE])] == [
-        Verdict.EQUAL,
-        Verdict.TEXT,
-        Verdict.DIFFERENT,
-    ]
+    found = [verdict(one) for one in ([], [words], [words, GONE])]
+    assert found == [Verdict.EQUAL, Verdict.TEXT, Verdict.DIFFERENT]
 
 
 def test_a_case_is_meant_to_differ_when_every_difference_is_listed() -> None:
@@ -96,27 +89,18 @@ def test_a_case_is_meant_to_differ_when_every_difference_is_listed() -> None:
     assert meant_by("http x", [GONE, other], [ENTRY]) == ()
     assert meant_by("grpc x", [GONE], [ENTRY]) == ()
     assert meant_by("http x", [Difference("1.status", 404, 400)], [ENTRY]) == ()
-
-
-def test_brackets_in_a_name_stand_for_themselves() -> None:
     assert Rule(("from [1]",)).covers("from [1]", GONE)
     assert not Rule(("from [1]",)).covers("from 1", GONE)
 
 
 def test_an_answer_of_http() -> None:
-    headers = {
-        "content-type": "application/octet-stream",
-        "inference-header-content-length": "2",
-        "date": "x",
-    }
-    found = tree(HttpAnswer(200, headers, b"{}\x01"))
     kept = {"content-type": "application/octet-stream"}
+    found = tree(HttpAnswer(200, kept | {"inference-header-content-length": "2", "date": "x"}, b"{}\x01"))
     assert found == {"status": 200, "headers": kept, "body": (), "binary": "01"}
     error = tree(HttpAnswer(400, {"content-type": "text/plain"}, b'{"error":"no"}'))
     assert error == {"status": 400, "headers": {}, "body": "error", "text": "no"}
-    events = tree(
-        HttpAnswer(200, {"content-type": "text/event-stream"}, b'data: {"y":NaN}\n\ndata: {"error":"e"}\n\n')
-    )
+    stream = b'data: {"y":NaN}\n\ndata: {"error":"e"}\n\n'
+    events = tree(HttpAnswer(200, {"content-type": "text/event-stream"}, stream))
     assert events["events"] == [{"body": (("y", "NaN"),)}, {"body": "error", "text": "e"}, ""]
     page = b"# HELP nv_x About.\n# TYPE nv_x counter\nnv_x 1\n# TYPE own_y gauge\n"
     assert tree(HttpAnswer(200, {}, page))["metrics"] == {"nv_x": "counter"}
@@ -148,10 +132,6 @@ def test_the_report_has_what_is_not_listed_first() -> None:
         Result("meant", Verdict.DIFFERENT, [GONE], (ENTRY,)),
     ]
     lines = markdown(results).splitlines()
-    assert lines[2:6] == [
-        "| equal | 1 |",
-        "| text differs | 0 |",
-        "| different | 2 |",
-        "| of them not listed | 1 |",
-    ]
+    counts = {"equal": 1, "text differs": 0, "different": 2, "of them not listed": 1}
+    assert lines[2:6] == [f"| {what} | {count} |" for what, count in counts.items()]
     assert lines.index("| bad | 1.body | a\\|b | c\\nd |") < lines.index("| meant | 1.status | 500 | 400 |")

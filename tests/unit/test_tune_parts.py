@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 import yaml
@@ -28,7 +29,6 @@ from gpuserve.cli.bench.tune.settings_search import (
 from gpuserve.cli.bench.tune.tune_output import config_with_values, print_front
 from gpuserve.config.load import load_data
 from gpuserve.config.yaml_document import parse
-from gpuserve.model.spec import ModelSpec
 
 POINTS = st.lists(
     st.builds(MeasuredPoint, st.just(()), st.just(1), st.floats(1, 100), st.floats(1, 100)),
@@ -61,13 +61,11 @@ def test_the_search_finds_a_hill(data: st.DataObject, sizes: list[int]) -> None:
 
 
 def test_noise_is_no_step() -> None:
-    assert not is_better(102.0, 100.0)
-    assert is_better(104.0, 100.0)
-    assert is_better(1.0, -50.0)
-    assert is_better(-40.0, -50.0)
-    assert not is_better(-49.5, -50.0)
-    assert is_better(-50.0, -float("inf"))
-    assert not is_better(-float("inf"), -float("inf"))
+    nothing = -float("inf")
+    steps = [(104.0, 100.0), (1.0, -50.0), (-40.0, -50.0), (-50.0, nothing)]
+    noise = [(102.0, 100.0), (-49.5, -50.0), (nothing, nothing)]
+    assert all(is_better(new, old) for new, old in steps)
+    assert not any(is_better(new, old) for new, old in noise)
 
 
 @given(POINTS)
@@ -103,67 +101,53 @@ def test_limits() -> None:
     assert parse_limit("p99=50ms") == LatencyLimit("p99", 50.0)
     assert parse_limit("p99.9=1.5s") == LatencyLimit("p99.9", 1500.0)
     assert parse_limit("mean=200us").figure_of(summary) == 1
-    assert parse_limit("p99.9=6ms").is_met(summary)
-    assert not parse_limit("max=6ms").is_met(summary)
+    assert [parse_limit(one).is_met(summary) for one in ("p99.9=6ms", "max=6ms")] == [True, False]
     assert LatencyLimit().is_met(summary)
+    for text in ("", "p99", "p99=50", "p98=5ms", "p99=-1ms", "50ms"):
+        with pytest.raises(BenchOptionError, match="such as p99=50ms, given"):
+            parse_limit(text)
 
 
-@pytest.mark.parametrize("text", ["", "p99", "p99=50", "p98=5ms", "p99=-1ms", "50ms"])
-def test_wrong_limits(text: str) -> None:
-    with pytest.raises(BenchOptionError, match="such as p99=50ms, given"):
-        parse_limit(text)
-
-
-def spec(**more: object) -> ModelSpec:
+def axes_of(
+    requested: dict[str, str], counts: list[int], most: int, n_devices: int = 1, **more: Any
+) -> dict[str, Axis]:
+    """The axes of a model with these options, by their flags."""
     entry = {"name": "m", "callable": "pkg.mod:f", "inputs": [], "outputs": [], **more}
-    return load_data({"models": [entry]}, "config", ".", {}).models[0]
+    (model,) = load_data({"models": [entry]}, "config", ".", {}).models
+    axes = tunable_axes(model, counts, most, n_devices, parse_requested(requested))
+    return {one.option: one for one in axes}
 
 
 def test_ragged_inputs_have_axes_for_elements_and_one_boundary() -> None:
     tensors = [{"name": "x", "dtype": "float32", "shape": [-1], "ragged": True}]
-    model = spec(max_batch_size=8, inputs=tensors, outputs=tensors, batching={"max_batch_elements": 400})
-    axes = {one.option: one for one in tunable_axes(model, [1], 1, 1, parse_requested({}))}
+    ragged = {"inputs": tensors, "outputs": tensors, "batching": {"max_batch_elements": 400}}
+    axes = axes_of({}, [1], 1, max_batch_size=8, **ragged)
     assert axes["--batch-elements"].values == (100, 200, 400, 800, 1600)
     boundaries = axes["--bucket-boundaries"]
     assert [boundaries.setting(one) for one in boundaries.values[:3]] == [[], [32], [64]]
-    requested = parse_requested({"bucket_boundaries": "7,70"})
-    axes = {one.option: one for one in tunable_axes(model, [1], 1, 1, requested)}
-    assert axes["--bucket-boundaries"].values == (7, 70)
-    assert "--batch-elements" not in {
-        one.option for one in tunable_axes(spec(max_batch_size=8), [1], 1, 1, requested)
+    requested = {"bucket_boundaries": "7,70"}
+    assert axes_of(requested, [1], 1, max_batch_size=8, **ragged)["--bucket-boundaries"].values == (7, 70)
+    assert "--batch-elements" not in axes_of(requested, [1], 1, max_batch_size=8)
+
+
+def test_axes_are_around_the_files_values_unless_they_are_named() -> None:
+    axes = axes_of({}, [3], 4, max_batch_size=8, batching={"max_queue_delay_us": 300})
+    assert {name: one.values for name, one in axes.items()} == {
+        "--max-batch-sizes": (2, 4, 8, 16, 32),
+        "--delays-us": (0, 100, 300, 500, 1000, 2000, 5000),
+        "--instances": (1, 2, 3, 4),
+        "--prefetch": (0, 1, 2),
     }
-
-
-def test_axes_are_around_the_files_values() -> None:
-    model = spec(max_batch_size=8, batching={"max_queue_delay_us": 300})
-    axes = {one.option: one for one in tunable_axes(model, [3], 4, 1, parse_requested({}))}
-    assert axes["--max-batch-sizes"].values == (2, 4, 8, 16, 32)
-    assert axes["--delays-us"].values == (0, 100, 300, 500, 1000, 2000, 5000)
-    assert axes["--instances"].values == (1, 2, 3, 4)
-    assert axes["--prefetch"].values == (0, 1, 2)
     assert axes["--delays-us"].start == 300
-
-
-def test_axes_that_are_named() -> None:
-    wishes = parse_requested(
-        {"max_batch_sizes": "16,2,1", "delays_us": "0", "instances": "2", "prefetch": "0"}
-    )
-    axes = tunable_axes(spec(max_batch_size=8), [1], 4, 2, wishes)
-    assert [(one.option, one.values, one.start) for one in axes] == [
-        ("--max-batch-sizes", (2, 16), 8),
-        ("--instances", (2,), 1),
-    ]
-
-
-def test_a_model_without_batches_or_with_several_devices() -> None:
-    assert [one.option for one in tunable_axes(spec(), [1, 1], 2, 1, parse_requested({}))] == ["--prefetch"]
-
-
-@pytest.mark.parametrize("text", ["", "a", "1,-2", "1.5"])
-def test_wrong_values(text: str) -> None:
-    with pytest.raises(BenchOptionError, match="--delays-us: expected whole numbers") as raised:
-        parse_requested({"delays_us": text})
-    assert raised.value.option == "--delays-us"
+    named = {"max_batch_sizes": "16,2,1", "delays_us": "0", "instances": "2", "prefetch": "0"}
+    axes = axes_of(named, [1], 4, 2, max_batch_size=8)
+    found = {name: (one.values, one.start) for name, one in axes.items()}
+    assert found == {"--max-batch-sizes": ((2, 16), 8), "--instances": ((2,), 1)}
+    assert [*axes_of({}, [1, 1], 2)] == ["--prefetch"], "no batches, and several devices"
+    for text in ("", "a", "1,-2", "1.5"):
+        with pytest.raises(BenchOptionError, match="--delays-us: expected whole numbers") as raised:
+            parse_requested({"delays_us": text})
+        assert raised.value.option == "--delays-us"
 
 
 CONFIG = """\
@@ -183,20 +167,16 @@ def test_comments_stay() -> None:
     assert config_with_values(CONFIG, {}) == CONFIG
     changed = config_with_values(CONFIG, {(*path, "max_batch_size"): 4})
     assert changed == CONFIG.replace("max_batch_size: 8", "max_batch_size: 4")
-    added = config_with_values(
-        CONFIG, {(*path, "batching", "max_queue_delay_us"): 5, (*path, "instances", 0, "count"): 2}
-    )
+    values = {(*path, "batching", "max_queue_delay_us"): 5, (*path, "instances", 0, "count"): 2}
+    added = config_with_values(CONFIG, values)
     assert added.startswith(CONFIG)
     entry = parse(added).data["models"][0]
     assert (entry["batching"], entry["instances"]) == ({"max_queue_delay_us": 5}, [{"count": 2}])
 
 
-def test_json_is_changed_too() -> None:
+def test_json_is_changed_too_and_a_number_of_instances_becomes_a_list() -> None:
     text = '{"models": [{"name": "m", "max_batch_size": 8}]}'
     assert '"max_batch_size": 4' in config_with_values(text, {("models", 0, "max_batch_size"): 4})
-
-
-def test_a_number_of_instances_becomes_a_list_where_it_is_changed() -> None:
     text = "models:\n  - name: m\n    instances: 2  # on the CPU\n"
     changed = config_with_values(text, {("models", 0, "instances", 0, "count"): 4})
     assert yaml.safe_load(changed) == {"models": [{"name": "m", "instances": [{"count": 4}]}]}
@@ -204,11 +184,8 @@ def test_a_number_of_instances_becomes_a_list_where_it_is_changed() -> None:
 
 def test_each_trial_has_a_row_in_the_last_table() -> None:
     axes = [Axis("--prefetch", ("prefetch",), (0, 1, 2), 0)]
-    points = [
-        MeasuredPoint((0,), 1, 100.0, 5.0),
-        MeasuredPoint((1,), 1, 90.0, 6.0),
-        MeasuredPoint((2,), 1, 80.0, 99.0),
-    ]
+    figures = ((100.0, 5.0), (90.0, 6.0), (80.0, 99.0))
+    points = [MeasuredPoint((number,), 1, *one) for number, one in enumerate(figures)]
     stream = io.StringIO()
     print_front("m", axes, points, LatencyLimit("p99", 50.0), stream)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in stream.getvalue().splitlines()[4:]]

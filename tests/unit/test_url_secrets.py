@@ -19,13 +19,8 @@ from gpuserve.config.settings.values import MASK, mask_userinfo
 SECRET = "hunter2"
 URL = f"http://admin:{SECRET}@collector:4318/v1/traces"
 SHOWN = f"http://{MASK}@collector:4318/v1/traces"
-MODEL = {
-    "name": "m",
-    "callable": "pkg.mod:f",
-    "kwargs": {"store": URL},
-    "inputs": [{"name": "x", "dtype": "FP32", "shape": [1]}],
-    "outputs": [{"name": "y", "dtype": "FP32", "shape": [1]}],
-}
+MODEL = {"name": "m", "callable": "pkg.mod:f", "kwargs": {"store": URL}}
+MODEL |= {name: [{"name": name, "dtype": "FP32", "shape": [1]}] for name in ("inputs", "outputs")}
 
 
 @pytest.mark.parametrize(
@@ -42,19 +37,13 @@ def test_the_user_and_the_password_are_masked(text: str, shown: str) -> None:
     assert mask_userinfo(text) == shown
 
 
-def test_the_configuration_is_printed_without_them(tmp_path: Path) -> None:
+def test_the_configuration_and_a_mistake_beside_a_url_are_told_without_them(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    server = {"trace": {"url": URL}}
-    path.write_text(json.dumps({"server": server, "models": [MODEL]}))
+    path.write_text(json.dumps({"server": {"trace": {"url": URL}}, "models": [MODEL]}))
     printed = json.dumps([one.as_json() for one in effective(load_file(str(path), {}))])
     assert SECRET not in printed
     assert printed.count(SHOWN) == 2
-
-
-def test_a_mistake_beside_a_url_is_told_without_them(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    wrong = {"max_connections": URL}
-    path.write_text(json.dumps({"server": wrong, "models": [MODEL]}))
+    path.write_text(json.dumps({"server": {"max_connections": URL}, "models": [MODEL]}))
     with pytest.raises(ConfigProblems) as refused:
         load_file(str(path), {"GPUSERVE_SERVER__TRACE__URL": URL.replace("http:", "ftp:")})
     assert SECRET not in str(refused.value)

@@ -32,7 +32,7 @@ def saved(folder: Path, values: Any) -> Path:
     return path
 
 
-def test_every_warmup_runs_as_often_as_it_says() -> None:
+def test_every_warmup_runs_as_often_as_it_says_and_a_batch_is_one_request() -> None:
     raw = (
         ("first", 1, 2, (("x", "FP32", (3,), "zero", ""), ("k", "INT32", (), "random", ""))),
         ("second", 4, 1, (("x", "FP32", (5,), "zero", ""),)),
@@ -40,18 +40,11 @@ def test_every_warmup_runs_as_often_as_it_says() -> None:
     one, two, three = warmup_batches(raw, BATCHING)
     assert [one.rows, two.rows, three.rows] == [(1,), (1,), (4,)]
     assert {name: value.shape for name, value in one.arrays.items()} == {"x": (1, 3), "k": (1,)}
-    assert three.arrays["x"].shape == (4, 5)
-    assert one.output_names == ("y",)
-    assert one.batching
+    assert (one.output_names, one.batching) == (("y",), True)
     one.arrays["x"] += 1
     assert not two.arrays["x"].any()
-
-
-def test_a_batch_is_one_request() -> None:
-    (batch,) = batches(("x", "FP32", (1,), "zero", ""), size=3)
-    (request,) = batch.as_list()
-    assert request["x"].shape == (3, 1)
-    assert request.requested_output_names == ["y"]
+    (request,) = three.as_list()
+    assert (request["x"].shape, request.requested_output_names) == ((4, 5), ["y"])
 
 
 @pytest.mark.parametrize("values", ["zero", "random"])
@@ -89,31 +82,29 @@ def test_a_model_that_does_not_batch_gets_no_batch_axis(tmp_path: Path) -> None:
     assert array("FP32", (2,), "file", saved(tmp_path, [1, 2]), served=SINGLE).tolist() == [1, 2]
 
 
+ONE, TWO, THREE, FOUR = [1, 2], [3, 4], [5, 6], [7, 8]
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([[1, 2], [3, 4], [5, 6]], [[1, 2], [3, 4], [5, 6]]),
-        ([1, 2], [[1, 2], [1, 2], [1, 2]]),
-        ([[1, 2], [3, 4]], [[1, 2], [3, 4], [1, 2]]),
-        ([[1, 2], [3, 4], [5, 6], [7, 8]], [[1, 2], [3, 4], [5, 6]]),
+        ([ONE, TWO, THREE], [ONE, TWO, THREE]),
+        (ONE, [ONE, ONE, ONE]),
+        ([ONE, TWO], [ONE, TWO, ONE]),
+        ([ONE, TWO, THREE, FOUR], [ONE, TWO, THREE]),
     ],
     ids=["exact", "one sample", "repeated", "cut"],
 )
 def test_a_file_of_each_shape_that_fits(tmp_path: Path, values: Any, expected: Any) -> None:
     made = array("FP32", (2,), "file", saved(tmp_path, values), size=3)
-    assert made.tolist() == expected
-    assert made.dtype == np.float32
+    assert (made.tolist(), made.dtype) == (expected, np.float32)
 
 
-def test_a_file_may_tell_the_size_of_an_axis(tmp_path: Path) -> None:
+def test_a_file_may_tell_the_size_of_an_axis_and_have_byte_strings(tmp_path: Path) -> None:
     assert array("FP32", (-1,), "file", saved(tmp_path, [1, 2, 3])).shape == (2, 3)
-
-
-@pytest.mark.parametrize("values", [np.array([b"a"]), np.array(["a"])], ids=["bytes", "text"])
-def test_a_file_of_byte_strings(tmp_path: Path, values: Any) -> None:
-    made = array("BYTES", (1,), "file", saved(tmp_path, values))
-    assert made.tolist() == [[b"a"], [b"a"]]
-    assert made.dtype == object
+    for values in (np.array([b"a"]), np.array(["a"])):
+        made = array("BYTES", (1,), "file", saved(tmp_path, values))
+        assert (made.tolist(), made.dtype) == ([[b"a"], [b"a"]], object)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +115,9 @@ def test_a_file_of_byte_strings(tmp_path: Path, values: Any) -> None:
         (np.zeros((0, 2)), "FP32", r"but its shape is \[0, 2\]"),
         ([b"a", b"b"], "FP32", "must hold FP32 values, but holds"),
         ([1, 2], "BYTES", "must hold BYTES values, but holds int64"),
+        (np.array([b"pickled"], object), "BYTES", "cannot be read: it is no"),
     ],
-    ids=["width", "axes", "no rows", "bytes for floats", "integers for bytes"],
+    ids=["width", "axes", "no rows", "bytes for floats", "integers for bytes", "pickled"],
 )
 def test_a_file_that_does_not_fit(tmp_path: Path, values: Any, datatype: str, text: str) -> None:
     with pytest.raises(ValueError, match=f"^Warm-up 'w': input 'x': the .*file .*{text}"):
@@ -133,18 +125,26 @@ def test_a_file_that_does_not_fit(tmp_path: Path, values: Any, datatype: str, te
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot be read: No such file or directory"):
-        array("FP32", (2,), "file", tmp_path / "absent.npy")
-    text = tmp_path / "text.npy"
-    text.write_text("no array")
-    with pytest.raises(ValueError, match=r"cannot be read: it is no \.npy file of numbers or byte strings"):
-        array("FP32", (2,), "file", text)
-    with pytest.raises(ValueError, match="cannot be read: it is no"):
-        array("BYTES", (1,), "file", saved(tmp_path, np.array([b"pickled"], object)))
-    archive = tmp_path / "x.npz"
-    np.savez(archive, x=np.zeros(2))
-    with pytest.raises(ValueError, match=r"is an \.npz archive; expected one array"):
-        array("FP32", (2,), "file", archive)
+    (tmp_path / "text.npy").write_text("no array")
+    np.savez(tmp_path / "x.npz", x=np.zeros(2))
+    (tmp_path / "sample").write_bytes(b"\0\0\0\0\0")
+    for name, datatype, text in (
+        ("absent.npy", "FP32", "cannot be read: No such file or directory"),
+        ("absent", "FP32", "cannot be read: No such file or directory"),
+        ("text.npy", "FP32", r"cannot be read: it is no \.npy file of numbers or byte strings"),
+        ("x.npz", "FP32", r"is an \.npz archive; expected one array"),
+        ("sample", "FP32", r"has 5 bytes, which are no FP32 of shape \[2\]; expected just"),
+        ("sample", "BYTES", r"has 5 bytes, which are no BYTES of shape \[2\]; expected just"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            array(datatype, (2,), "file", tmp_path / name)
+
+
+def test_a_shape_has_to_be_complete() -> None:
+    with pytest.raises(ValueError, match=r"'x' must have a size on every axis, but its shape is \[-1\]"):
+        array("FP32", (-1,), "zero")
+    with pytest.raises(ValueError, match="zero, random or file values, got 'ones'"):
+        array("FP32", (1,), "ones")
 
 
 def test_a_file_of_bytes_is_one_sample_as_requests_have_it(tmp_path: Path) -> None:
@@ -153,22 +153,3 @@ def test_a_file_of_bytes_is_one_sample_as_requests_have_it(tmp_path: Path) -> No
     assert array("FP32", (2,), "file", path).tolist() == [[1, 2], [1, 2]]
     path.write_bytes(encode_bytes([b"a", b"bc"]))
     assert array("BYTES", (2,), "file", path).tolist() == [[b"a", b"bc"], [b"a", b"bc"]]
-
-
-@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
-def test_a_file_of_bytes_that_does_not_fit(tmp_path: Path, datatype: str) -> None:
-    path = tmp_path / "sample"
-    path.write_bytes(b"\0\0\0\0\0")
-    with pytest.raises(
-        ValueError, match=rf"has 5 bytes, which are no {datatype} of shape \[2\]; expected just"
-    ):
-        array(datatype, (2,), "file", path)
-    with pytest.raises(ValueError, match="cannot be read: No such file or directory"):
-        array(datatype, (2,), "file", tmp_path / "absent")
-
-
-def test_a_shape_has_to_be_complete() -> None:
-    with pytest.raises(ValueError, match=r"'x' must have a size on every axis, but its shape is \[-1\]"):
-        array("FP32", (-1,), "zero")
-    with pytest.raises(ValueError, match="zero, random or file values, got 'ones'"):
-        array("FP32", (1,), "ones")

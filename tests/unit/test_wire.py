@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import msgpack
 import pytest
 from fuzzing.worker_messages import ELSEWHERE, MESSAGES, TENSOR
@@ -20,9 +23,19 @@ def test_every_message_has_a_sample_here() -> None:
     assert {type(one) for one in MESSAGES} == set(wire.Message.__args__)
 
 
+Kind = TypeVar("Kind")
+
+
+def sample(kind: type[Kind], is_wanted: Callable[[Any], object] = lambda _: True) -> Kind:
+    """The first such message after it travelled."""
+    message = next(one for one in MESSAGES if isinstance(one, kind) and is_wanted(one))
+    decoded = wire.WORKER.decode(wire.WORKER.encode(message))
+    assert isinstance(decoded, kind)
+    return decoded
+
+
 def test_nested_fields_get_their_names_back() -> None:
-    run = wire.WORKER.decode(wire.WORKER.encode(next(one for one in MESSAGES if isinstance(one, wire.Run))))
-    assert isinstance(run, wire.Run)
+    run = sample(wire.Run)
     tensors = wire.tensors(run.inputs)
     assert tensors[0].payload == b"\x00" * 24
     assert isinstance(tensors[1].payload, wire.Ref)
@@ -30,22 +43,19 @@ def test_nested_fields_get_their_names_back() -> None:
     assert wire.requests(run.requests)[0].requested_outputs == ("y",)
 
 
-def test_text_that_is_not_unicode_travels_all_the_same() -> None:
+def test_texts_and_tensors_keep_what_they_are() -> None:
     message = wire.LoadFailed("caf\udce9", "é")
     assert wire.WORKER.decode(wire.WORKER.encode(message)) == wire.LoadFailed("caf\\udce9", "é")
+    done = wire.Done(1, None, ((TENSOR, TENSOR),), True, 0, 0, 0)
+    decoded = wire.WORKER.decode(wire.WORKER.encode(done))
+    assert isinstance(decoded, wire.Done)
+    assert wire.responses(decoded.responses or ()) == ((TENSOR, TENSOR),)
 
 
-def test_the_kinds_of_memory_are_told_apart() -> None:
-    answer = wire.WORKER.decode(
-        wire.WORKER.encode(next(one for one in MESSAGES if isinstance(one, wire.Answer)))
-    )
-    assert isinstance(answer, wire.Answer)
-    payloads = [one.payload for one in wire.tensors(answer.outputs or ())]
+def test_the_kinds_of_memory_are_told_apart_and_an_unknown_one_is_refused() -> None:
+    payloads = [one.payload for one in wire.tensors(sample(wire.Answer).outputs or ())]
     assert payloads == [wire.Loan(9, 0, 4), wire.Place(3, 8, 4)]
     assert [type(one) for one in payloads] == [wire.Loan, wire.Place]
-
-
-def test_memory_of_an_unknown_kind_is_refused() -> None:
     for known in (wire.Exported(1, 2, 3), wire.DeviceLoan(1, 2, 3, in_place=True)):
         assert wire.payload(tuple(known)) == known
         assert type(wire.payload(tuple(known))) is type(known)
@@ -54,10 +64,7 @@ def test_memory_of_an_unknown_kind_is_refused() -> None:
 
 
 def test_responses_and_failures_are_told_apart() -> None:
-    done = wire.WORKER.decode(
-        wire.WORKER.encode(next(one for one in MESSAGES if isinstance(one, wire.Done) and one.responses))
-    )
-    assert isinstance(done, wire.Done)
+    done = sample(wire.Done, lambda one: one.responses)
     tensors, failure, nothing = wire.responses(done.responses or ())
     assert tensors == (ELSEWHERE,)
     assert failure == wire.WireFailure("INTERNAL", "no")
@@ -65,26 +72,11 @@ def test_responses_and_failures_are_told_apart() -> None:
     assert nothing == ()
 
 
-def test_two_tensors_are_no_failure() -> None:
-    done = wire.Done(1, None, ((TENSOR, TENSOR),), True, 0, 0, 0)
-    decoded = wire.WORKER.decode(wire.WORKER.encode(done))
-    assert isinstance(decoded, wire.Done)
-    assert wire.responses(decoded.responses or ()) == ((TENSOR, TENSOR),)
-
-
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"\xc1",
-        b"\x93\x01",
-        msgpack.packb(5),
-        msgpack.packb([]),
-        msgpack.packb([99]),
-        msgpack.packb([30]),
-        msgpack.packb([30, 1, 2]),
-        msgpack.packb([[30], 1]),
-        msgpack.packb({"tag": 30}),
+        *(b"", b"\xc1", b"\x93\x01"),
+        *map(msgpack.packb, (5, [], [99], [30], [30, 1, 2], [[30], 1], {"tag": 30})),
     ],
     ids=repr,
 )

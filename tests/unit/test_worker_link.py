@@ -35,20 +35,23 @@ class Worker:
         ours, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.heard: list[wire.Message] = []
         self.down: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.link = WorkerLink(
-            "cpu#0",
-            1,
-            ours,
-            os.pidfd_open(self.process.pid),
-            7,
-            self._on_messages,
-            lambda _, reason: self.down.set_result(reason),
-        )
+        on_down = lambda _, reason: self.down.set_result(reason)  # noqa: E731
+        alive = os.pidfd_open(self.process.pid)
+        self.link = WorkerLink("cpu#0", 1, ours, alive, 7, self._on_messages, on_down)
         self.link.open()
 
     def _on_messages(self, _: WorkerLink, messages: Sequence[wire.Message]) -> bool:
         self.heard += messages
         return False
+
+    def say(self, *messages: wire.Message) -> None:
+        for message in messages:
+            self.end.send(wire.WORKER.encode(message))
+
+    def hear(self, n_datagrams: int) -> list[list[wire.Message]]:
+        """The messages of each of the next datagrams."""
+        received = [datagram.receive(self.end, datagram.receive_buffer()) for _ in range(n_datagrams)]
+        return [wire.WORKER.decode_all(data) for data, _ in received]
 
     async def reason(self) -> str:
         async with asyncio.timeout(TIMEOUT_S):
@@ -133,22 +136,16 @@ async def test_a_message_that_we_had_no_descriptor_for_is_told_and_the_worker_li
 async def test_a_large_message_that_we_had_no_descriptor_for_is_sent_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tries = 0
-
-    def send(*arguments: Any) -> None:
-        nonlocal tries
-        tries += 1
-        send_now(*arguments)
-
+    tries: list[Any] = []
     send_now = datagram.send
-    monkeypatch.setattr(datagram, "send", send)
+    monkeypatch.setattr(datagram, "send", lambda *given: (tries.append(given), send_now(*given)))
     async with worker_and_link() as worker:
         message = wire.Log(40, "x" * datagram.MAX_DATAGRAM_NBYTES, "")
         with no_descriptor_left():
             worker.link.send(message)
             worker.link.send(wire.Free(()))
-            before = tries
-            await until(lambda: tries > before)
+            before = len(tries)
+            await until(lambda: len(tries) > before)
         end = Link(worker.end)
         assert await asyncio.to_thread(end.receive) == (wire.Attach(7), [])
         assert await asyncio.to_thread(end.receive) == (message, [])
@@ -190,9 +187,8 @@ async def test_a_link_that_is_closed_tells_nothing_and_kills_nobody() -> None:
 
 async def test_what_was_meant_for_an_earlier_front_is_not_heard() -> None:
     async with worker_and_link() as worker:
-        for message in (wire.Released((1,)), wire.Attached(6), wire.Released((2,)), wire.Attached(7)):
-            worker.end.send(wire.WORKER.encode(message))
-        worker.end.send(wire.WORKER.encode(wire.Released((3,))))
+        worker.say(wire.Released((1,)), wire.Attached(6), wire.Released((2,)), wire.Attached(7))
+        worker.say(wire.Released((3,)))
         await until(lambda: worker.heard)
         assert worker.heard == [wire.Released((3,))]
 
@@ -202,8 +198,7 @@ async def test_what_a_worker_said_before_it_died_is_heard_though_it_left_somethi
     *, is_sent_to: bool
 ) -> None:
     async with worker_and_link() as worker:
-        worker.end.send(wire.WORKER.encode(wire.Attached(7)))
-        worker.end.send(wire.WORKER.encode(wire.Released((3,))))
+        worker.say(wire.Attached(7), wire.Released((3,)))
         worker.end.close()  # the front's ``Attach`` was not read
         if is_sent_to:
             worker.link.send(wire.Free(()))
@@ -220,18 +215,8 @@ async def test_what_is_posted_leaves_with_others_in_as_few_datagrams_as_fit() ->
         worker.link.flush()
         worker.link.post(wire.Free(()))
         worker.link.send(wire.Shrink())  # after what was posted before
-        heard = []
-        for _ in range(5):
-            data, _ = datagram.receive(worker.end, datagram.receive_buffer())
-            heard.append(wire.WORKER.decode_all(data))
-        together = [
-            [wire.Attach(7)],
-            [large, large],
-            [large, wire.Shrink()],
-            [wire.Free(())],
-            [wire.Shrink()],
-        ]
-        assert heard == together
+        together = [[large, large], [large, wire.Shrink()], [wire.Free(())], [wire.Shrink()]]
+        assert worker.hear(5) == [[wire.Attach(7)], *together]
 
 
 async def test_what_is_posted_soon_leaves_with_the_next_message_or_at_the_end_of_the_turn() -> None:
@@ -243,8 +228,4 @@ async def test_what_is_posted_soon_leaves_with_the_next_message_or_at_the_end_of
         worker.link.post_soon(freed[1])
         worker.link.post_soon(freed[2])
         await asyncio.sleep(0)
-        heard = []
-        for _ in range(3):
-            data, _ = datagram.receive(worker.end, datagram.receive_buffer())
-            heard.append(wire.WORKER.decode_all(data))
-        assert heard == [[wire.Attach(7)], [freed[0], wire.Shrink()], [freed[1], freed[2]]]
+        assert worker.hear(3) == [[wire.Attach(7)], [freed[0], wire.Shrink()], [freed[1], freed[2]]]
