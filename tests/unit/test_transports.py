@@ -87,7 +87,6 @@ async def listening() -> AsyncIterator[tuple[socket.socket, Callable[[int], Awai
             return n_turns
 
         yield listener, connect
-        clients.close()
         await server.stop()
 
 
