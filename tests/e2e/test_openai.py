@@ -225,14 +225,14 @@ def test_a_client_that_leaves_closes_the_callable(client: openai.OpenAI, places:
     assert first == ["on "] * 3
     (places / "closed").unlink(missing_ok=True)
     stream.close()
-    wait_until((places / "closed").exists, TIMEOUT_S)
+    wait_until((places / "closed").exists, "the callable is closed", TIMEOUT_S)
 
 
 def test_one_that_waits_for_a_whole_answer_and_leaves_does_too(client: openai.OpenAI, places: Path) -> None:
     (places / "closed").unlink(missing_ok=True)
     with pytest.raises(openai.APITimeoutError):
         client.chat.completions.create(model="endless", messages=said("x"), timeout=0.2)
-    wait_until((places / "closed").exists, TIMEOUT_S)
+    wait_until((places / "closed").exists, "the callable is closed", TIMEOUT_S)
 
 
 # ---- completions and embeddings --------------------------------------------------------------------

@@ -115,6 +115,15 @@ def test_a_model_that_cannot_be_loaded_fails_the_start_and_nothing_runs() -> Non
         assert not server.is_alive()
 
 
+@pytest.mark.thorough
+def test_an_exception_in_the_block_of_a_server_stops_it() -> None:
+    with pytest.raises(ZeroDivisionError), free_server() as server:  # noqa: PT012
+        server.bind("m", adding(1), **FLOATS_IN_AND_OUT)
+        server.run()
+        raise ZeroDivisionError
+    assert not server.is_alive()
+
+
 def test_a_port_that_is_taken_fails_the_start() -> None:
     with free_server() as first:
         first.run()

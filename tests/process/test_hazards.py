@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from exploring import variants
 from operated import LARGE, OperatedServer, Orders, config, model
@@ -190,51 +189,6 @@ def test_a_program_with_more_descriptors_than_select_can_take(tmp_path: Path) ->
         [sys.executable, "-c", MANY_DESCRIPTORS], capture_output=True, text=True, timeout=60, check=False
     )
     assert (run.returncode, run.stdout) == (0, "OSError: no\n"), run.stderr
-
-
-@pytest.mark.thorough
-def test_a_server_is_stopped_twice_fails_and_is_used_again() -> None:
-    from gpuserve import ModelConfig, Server, Tensor
-    from gpuserve.core.errors import StartupError
-
-    def tensor(name: str) -> list[Tensor]:
-        return [Tensor(name=name, dtype=np.float32, shape=(-1,))]
-
-    class Weightless:
-        def __reduce__(self) -> object:
-            raise_when_loaded = "raise OSError('no weights')"
-            return exec, (raise_when_loaded,)
-
-        def __call__(self, requests: object) -> object:
-            return requests
-
-    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    shape = {"inputs": tensor("x"), "outputs": tensor("y"), "config": ModelConfig(max_batch_size=4)}
-    with Server(**ports) as server:
-        server.bind("good", lambda requests: requests, **shape)
-        server.run()
-        server.run()
-        for _ in range(2):  # a model that fails to load is out again, and its name is free
-            with pytest.raises(StartupError, match="bad"):
-                server.bind("bad", Weightless(), **shape)
-        server.bind("bad", lambda requests: requests, **shape)
-        server.stop()
-        server.stop()
-        assert not server.is_alive()
-        server.run()
-        assert server.is_alive()
-    assert not server.is_alive()
-    with Server(**ports) as failing:
-        failing.bind("bad", Weightless(), **shape)
-        for _ in range(2):
-            with pytest.raises(StartupError, match="bad"):
-                failing.run()
-            assert not failing.is_alive()
-    with pytest.raises(ZeroDivisionError), Server(**ports) as left:  # noqa: PT012
-        left.bind("good", lambda requests: requests, **shape)
-        left.run()
-        raise ZeroDivisionError
-    assert not left.is_alive()
 
 
 VANDAL = """
