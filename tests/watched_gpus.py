@@ -70,11 +70,9 @@ def watched(
 @pytest.fixture
 def server(two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     """A server whose machine does not come back to what it was."""
-    with watched(two_gpus, tmp_path, monkeypatch) as running:
-        running.wait_ready()
+    with watched(two_gpus, tmp_path, monkeypatch).until_ended() as running:
         running.wait_watched()
         yield running
-        assert running.end() == 0
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +84,12 @@ def shared_machine(tmp_path_factory: pytest.TempPathFactory) -> GpuMachine:
 
 @pytest.fixture(scope="module")
 def module_server(shared_machine: GpuMachine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    with pytest.MonkeyPatch.context() as patch:
-        running = watched(shared_machine, tmp_path_factory.mktemp("config"), patch)
-        with running:
-            running.wait_ready()
-            running.wait_watched()
-            yield running
-            assert running.end() == 0
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        watched(shared_machine, tmp_path_factory.mktemp("config"), patch).until_ended() as running,
+    ):
+        running.wait_watched()
+        yield running
 
 
 @pytest.fixture

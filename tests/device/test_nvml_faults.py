@@ -80,8 +80,7 @@ def test_a_gpu_that_tells_little_is_healthy(
     failures = {f"nvmlDevice{one}": 3 for one in untold} | {f"nvmlDevice{one}": 999 for one in unheard_of}
     failures["nvmlDeviceGetComputeRunningProcesses"] = 13  # raises NVMLLibraryMismatchError, no NVMLError
     two_gpus.change(failures=failures | {"nvmlEventSetCreate": 4})
-    with watched(two_gpus, tmp_path, monkeypatch) as server:
-        server.wait_ready()
+    with watched(two_gpus, tmp_path, monkeypatch).until_ended() as server:
         server.wait_watched()
         reading = server.gpu(GPU_0.uuid)["reading"]
         assert (reading["utilization"], reading["ecc_errors_uncorrected"], reading["remapped_rows"]) == (
@@ -91,7 +90,6 @@ def test_a_gpu_that_tells_little_is_healthy(
         assert server.metric("gpuserve_gpu_ecc_errors_total") == 0
         two_gpus.lose(GPU_0.uuid)
         server.wait_state(GPU_0.uuid, "LOST")
-        assert server.end() == 0
 
 
 @pytest.mark.parametrize(
@@ -103,8 +101,7 @@ def test_without_nvml_or_a_driver_there_is_one_quiet_line_in_the_log(
 ) -> None:
     none = GpuMachine(tmp_path / "gpus", [], **machine)
     cpu = [{"device": "cpu"}]
-    with watched(none, tmp_path, monkeypatch, "--log-level", "debug", instances=cpu) as server:
-        server.wait_ready()
+    with watched(none, tmp_path, monkeypatch, "--log-level", "debug", instances=cpu).until_ended() as server:
         wait_until(lambda: any(reason in text for _, text in server.said()), "the line")
         assert server.get("/v2/gpus") == {"stale": False, "age_seconds": None, "gpus": []}
         assert server.metric("nv_gpu_utilization") == 0
@@ -112,15 +109,13 @@ def test_without_nvml_or_a_driver_there_is_one_quiet_line_in_the_log(
         assert server.status("/v2/health/live") == 200
         lines = [one for one in server.said() if "GPU" in one[1]]
         assert lines == [("debug", f"GPUs are not monitored: {reason}")]
-        assert server.end() == 0
 
 
 def test_nvml_that_hangs_from_the_start_does_not_hinder_models_on_the_cpu(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.change(nvml_hang_s=600.0)
-    with watched(stand_in, tmp_path, monkeypatch, instances=[{"device": "cpu"}]) as server:
-        server.wait_ready()
+    with watched(stand_in, tmp_path, monkeypatch, instances=[{"device": "cpu"}]).until_killed() as server:
         assert server.infer("m", 1.0).output("y") == [2.0]
         wait_until(lambda: server.get("/v2/gpus")["stale"], "nothing was heard")
         assert server.get("/v2/gpus")["gpus"] == []

@@ -43,7 +43,7 @@ def served(
     memory = {"memory": keys.pop("memory")} if "memory" in keys else {}
     models = [model(name=name, **{**given, "instances": TWO, **keys}) for name in names]
     with Watched(config(folder, *models, **memory), *QUICKLY).until_ended() as server:
-        yield server.wait_ready()
+        yield server
     assert machine.shared_nbytes(GPU_0.uuid) == []
 
 

@@ -20,9 +20,10 @@ from gpu_machine import COSTS, GPU_0, GPU_1, GpuMachine, real_gpu
 from processes import wait_ended, wait_until
 from serving import Addresses
 from tritonclient.utils import InferenceServerException
-from watched_gpus import HELD_NBYTES, Watched, watched
+from watched_gpus import HELD_NBYTES, Watched, module_server, shared_machine, shared_server, watched
 
 pytestmark = pytest.mark.thorough
+__all__ = ["module_server", "shared_machine", "shared_server"]  # fixtures
 
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 DOUBLED = (ROWS * 2).tolist()
@@ -151,11 +152,9 @@ def test_a_kernel_that_cannot_be_compiled_fails_its_request_and_says_why(
 
 @contextlib.contextmanager
 def one_worker(machine: GpuMachine, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    with watched(machine, folder, patch, instances=[{"device": "cuda:0"}]) as running:
-        running.wait_ready()
+    with watched(machine, folder, patch, instances=[{"device": "cuda:0"}]).until_ended() as running:
         running.wait_watched()
         yield running
-        assert running.end() == 0
 
 
 def test_a_worker_that_is_killed_leaves_what_is_the_drivers_alone(
@@ -198,19 +197,6 @@ def test_a_gpu_that_others_fill_keeps_a_worker_from_its_start_and_no_longer(
 # ---- codes of NVML ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def two_watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Watched, GpuMachine]]:
-    if real_gpu():
-        pytest.skip("a real GPU cannot be changed by a test")
-    machine = GpuMachine(tmp_path_factory.mktemp("gpus"), [GPU_0, GPU_1])
-    folder = tmp_path_factory.mktemp("config")
-    with pytest.MonkeyPatch.context() as patch, watched(machine, folder, patch) as running:
-        running.wait_ready()
-        running.wait_watched()
-        yield running, machine
-        assert running.end() == 0
-
-
 @pytest.mark.parametrize(
     ("question", "code", "state"),
     [
@@ -224,9 +210,9 @@ def two_watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Watc
     ],
 )
 def test_a_code_of_nvml_for_one_gpu_is_about_that_one_alone(
-    two_watched: tuple[Watched, GpuMachine], question: str, code: int, state: str
+    shared_server: Watched, shared_machine: GpuMachine, question: str, code: int, state: str
 ) -> None:
-    server, machine = two_watched
+    server, machine = shared_server, shared_machine
     machine.change_gpu(GPU_0.uuid, nvml_failures={question: code})
     # The reading that came after it, also where the state stays what it was.
     key = "memory_total_bytes" if question.endswith("MemoryInfo") else "remapped_rows"

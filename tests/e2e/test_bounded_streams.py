@@ -42,7 +42,7 @@ def server(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLOSED_AT", str(closed_at))
         with OperatedServer(config, *ONE).until_ended() as started:
-            yield started.wait_ready()
+            yield started
 
 
 def asking(model: str) -> bytes:

@@ -55,7 +55,7 @@ def server(fifo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ope
         http_header_forward_pattern="^x-|triton_",
     )
     with OperatedServer(config).until_ended() as started:
-        yield started.wait_ready()
+        yield started
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]
     settings = {"host": "127.0.0.1", "transport": "native", "max_request_nbytes": LIMIT_NBYTES}
     config = write_config(tmp_path_factory.mktemp("grpc"), entries, **settings)
     with OperatedServer(config).until_ended() as started:
-        yield started.wait_ready()
+        yield started
 
 
 class Channel:

@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]
     entries = [one for one in models() if one["name"] == "echo_FP32"]
     config = write_config(tmp_path_factory.mktemp("http2"), entries, host="127.0.0.1", transport="native")
     with OperatedServer(config).until_ended() as started:
-        yield started.wait_ready()
+        yield started
 
 
 @pytest.fixture(autouse=True)

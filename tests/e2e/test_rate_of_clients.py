@@ -38,7 +38,7 @@ X: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [
 def served(folder: Path, *flags: str, **settings: Any) -> Iterator[OperatedServer]:
     config = write_config(folder, models("echo_FP32"), host="127.0.0.1", **settings)
     with OperatedServer(config, *flags).until_ended() as server:
-        yield server.wait_ready()
+        yield server
 
 
 @pytest.fixture

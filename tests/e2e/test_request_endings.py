@@ -81,7 +81,7 @@ def server(
     }
     config = write_config(tmp_path_factory.mktemp("endings"), entries(), **settings)
     with OperatedServer(config, "--ingress-processes", request.param).until_ended() as started:
-        yield started.wait_ready()
+        yield started
 
 
 @pytest.fixture(autouse=True)

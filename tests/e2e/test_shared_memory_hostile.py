@@ -47,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, orders: Orders) -> Iterator
     ]
     config = write_config(tmp_path_factory.mktemp("server"), made, host="127.0.0.1")
     with OperatedServer(config).until_ended() as operated:
-        yield operated.wait_ready()
+        yield operated
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def sender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
     limits = {"host": "127.0.0.1", "max_request_nbytes": LIMIT_NBYTES}
     config = write_config(folder, entries, **limits)
     with OperatedServer(config).until_ended() as started:
-        made = Sender(started.wait_ready())
+        made = Sender(started)
         made.assert_serves()  # which also opens the connections that all tests share
         yield made
         made.close()

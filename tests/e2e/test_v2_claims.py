@@ -38,7 +38,7 @@ def sender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
     limits["max_inflated_nbytes"] = 2 * MIB
     config = write_config(tmp_path_factory.mktemp("claims"), entries, **limits)
     with OperatedServer(config, *ONE).until_ended() as started:
-        made = Sender(started.wait_ready())
+        made = Sender(started)
         made.assert_serves()
         yield made
         made.close()

@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]
     folder = tmp_path_factory.mktemp("connections")
     config = write_config(folder, [echo], host="127.0.0.1")
     with OperatedServer(config).until_ended() as started:
-        yield started.wait_ready()
+        yield started
 
 
 @pytest.fixture(autouse=True)

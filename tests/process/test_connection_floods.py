@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]
     config = write_config(tmp_path_factory.mktemp("floods"), [echo], host="0.0.0.0", **LIMITS)
     serve = f"ulimit -n {N_FILES}; exec {GPUSERVE} serve {config} {' '.join(FREE_PORTS)} --log-format json"
     with OperatedServer(config, command=("bash", "-c", serve)).until_ended() as started:
-        yield started.wait_ready()
+        yield started
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]
         entry("steps", "steps", decoupled=True),
     ]
     with OperatedServer(config(tmp_path_factory.mktemp("config"), *entries)).until_ended() as server:
-        yield server.wait_ready()
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def more(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]:
         entry("steps_async", "steps_async", decoupled=True),
     ]
     with OperatedServer(config(tmp_path_factory.mktemp("config"), *entries)).until_ended() as server:
-        yield server.wait_ready()
+        yield server
 
 
 def test_who_hangs_is_told_and_the_worker_is_replaced(server: OperatedServer) -> None:

@@ -52,7 +52,7 @@ OUTPUTS = (("y", "float32"), ("pid", "int64"))
 @contextmanager
 def serving(folder: Path, *models: dict[str, Any], **settings: Any) -> Iterator[OperatedServer]:
     with OperatedServer(config(folder, *models, **settings)).until_ended() as server:
-        yield server.wait_ready()
+        yield server
 
 
 def loads(folder: Path, name: str) -> int:

@@ -25,7 +25,7 @@ def operated(folder: Path, *names: str, **kwargs: Any) -> Iterator[OperatedServe
     given |= {"callable": f"{MODELS / 'shared.py'}:Shared"}
     models = [model(name, Orders(folder), **given) for name in names]
     with OperatedServer(config(folder, *models)).until_ended() as server:
-        yield server.wait_ready()
+        yield server
 
 
 def answers(server: OperatedServer, name: str) -> dict[int, tuple[float, int]]:
