@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+
+from serving import GPUSERVE, Addresses, serving
 
 MODELS = Path(__file__).resolve().parent / "models" / "v2_models.py"
 DATATYPES = (
@@ -84,3 +87,11 @@ def write_config(folder: Path, entries: list[dict[str, Any]], **server: Any) -> 
     server = {"log_format": "json", "lame_duck_s": 0, **server}
     path.write_text(json.dumps({"server": server, "models": entries}))
     return path
+
+
+def served(
+    folder: Path, entries: list[dict[str, Any]], *flags: str, **server: Any
+) -> AbstractContextManager[Addresses]:
+    """A server of these models for clients on this machine, from ready until it has ended with 0."""
+    path = write_config(folder, entries, **{"host": "127.0.0.1", **server})
+    return serving(GPUSERVE, "serve", str(path), *flags)

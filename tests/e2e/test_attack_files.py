@@ -23,8 +23,8 @@ import skops.io
 import tiny_models
 import torch
 from attack_payload import Payload
-from config_file import write_config
-from serving import GPUSERVE, serving
+from config_file import served, write_config
+from serving import GPUSERVE
 from sklearn.preprocessing import FunctionTransformer
 
 from gpuserve.backends.huggingface import HuggingFaceModel
@@ -267,8 +267,7 @@ def test_a_chat_template_reaches_no_python(tmp_path: Path, mark: Path) -> None:
     made = tiny_models.writer(tmp_path / "model")
     (made / "chat_template.jinja").write_text(attack)
     entry = {"name": "writer", "callable": "./model", "openai": True}
-    config = write_config(tmp_path, [entry], host="127.0.0.1")
-    with serving(GPUSERVE, "serve", str(config)) as server:
+    with served(tmp_path, [entry]) as server:
         messages = [{"role": "user", "content": "good day"}]
         client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="-", max_retries=0)
         with client, pytest.raises(openai.BadRequestError, match="the model's template rejects them"):

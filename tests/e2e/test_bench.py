@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from client_server import model, tensor
-from config_file import write_config
+from config_file import served
 from exploring import variants
 from operated import InBackground
 from processes import wait_until
-from serving import GPUSERVE, Addresses, answered, serving
+from serving import GPUSERVE, Addresses, answered
 from tls import Authority
 
 SHORT = ("--duration", "0.4", "--warmup", "0.1")
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
         model("count", "streams.py:count", *numbers, 4, decoupled=True),
     ]
     folder = tmp_path_factory.mktemp("server")
-    with serving(GPUSERVE, "serve", str(write_config(folder, models, host="127.0.0.1"))) as addresses:
+    with served(folder, models) as addresses:
         yield addresses
 
 
@@ -185,8 +185,7 @@ def test_tls(tmp_path: Path) -> None:
     pair = authority.issue("server")
     files = {"tls_certfile": str(pair.certificate), "tls_keyfile": str(pair.key)}
     entry = model("echo", "v2_models.py:echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 8)
-    config = write_config(tmp_path, [entry], host="127.0.0.1", **files)
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(tmp_path, [entry], **files) as addresses:
         load = ("echo", "--shape", "x:4", "--concurrency", "4", "--tls-ca", str(authority.certificate))
         for scheme, address in (("grpcs", addresses.grpc), ("https", addresses.http)):
             measured(tmp_path, *load, "--url", f"{scheme}://localhost:{address.rpartition(':')[2]}")

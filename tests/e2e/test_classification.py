@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from bound import free_server
-from config_file import model, tensor, write_config
-from serving import GPUSERVE, Addresses, serving
+from config_file import model, served, tensor
+from serving import Addresses
 from test_v2_inference import CLIENTS, by_json, url
 from tritonclient.utils import InferenceServerException
 
@@ -38,9 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
         ensemble("with_its_own", "by_file", x, [{**y, "labels": ["tom", "rex"]}]),
     ]
     options = {"grpc_response_compression": "low"}
-    with serving(
-        GPUSERVE, "serve", str(write_config(folder, made, host="127.0.0.1", **options))
-    ) as addresses:
+    with served(folder, made, **options) as addresses:
         yield addresses
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from config_file import model, tensor, write_config
-from serving import GPUSERVE, Addresses, serving
+from config_file import model, served, tensor
+from serving import Addresses
 from tritonclient.utils import InferenceServerException
 
 TIMEOUT_S = 20.0
@@ -43,8 +43,7 @@ def models() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
-    config = write_config(tmp_path_factory.mktemp("decorated"), models(), host="127.0.0.1")
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(tmp_path_factory.mktemp("decorated"), models()) as addresses:
         yield addresses
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from config_file import model, models, tensor, write_config
+from config_file import model, models, served, tensor, write_config
 from openapi import check_openapi
 from serving import GPUSERVE, Addresses, answered, serving
 
@@ -128,8 +128,7 @@ def test_a_script_of_triton_reads_the_status_behind_an_empty_body(server: Addres
 def test_restricted_metadata_closes_both(tmp_path_factory: pytest.TempPathFactory) -> None:
     settings = {"restricted_endpoints": ["metadata"], "access_token": "right"}
     echo = [one for one in models() if one["name"] == "echo_FP32"]
-    config = write_config(tmp_path_factory.mktemp("s"), echo, host="127.0.0.1", **settings)
-    with serving(GPUSERVE, "serve", str(config)) as closed:
+    with served(tmp_path_factory.mktemp("s"), echo, **settings) as closed:
         for path in ("/openapi.json", "/docs"):
             assert answered(closed.http, "GET", path)[0] == 403
             assert answered(closed.http, "GET", path, **{"triton-access-token": "right"})[0] == 200

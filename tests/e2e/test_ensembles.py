@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from config_file import write_config
+from config_file import served
 from ensembles import ensemble, ensembles, members, step
 from ingress import with_ingress
 from operated import InBackground
 from processes import wait_until
-from serving import GPUSERVE, Addresses, serving
+from serving import Addresses
 from tritonclient.utils import InferenceServerException
 
 CLIENTS = {"grpc": tritonclient.grpc, "http": tritonclient.http}
@@ -46,8 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, fifo: Path) -> Iterator[Add
     )
     models = [*members(str(fifo)), *ensembles(), held]
     folder = tmp_path_factory.mktemp("ensembles")
-    config = write_config(folder, models, host="127.0.0.1")
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(folder, models) as addresses:
         yield addresses
 
 

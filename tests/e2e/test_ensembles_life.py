@@ -18,12 +18,12 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 import tritonclient.utils.shared_memory as shm
-from config_file import write_config
+from config_file import served, write_config
 from ensembles import ensemble, ensembles, member, members, step, tensor
 from leaks import own_name
 from operated import InBackground
 from processes import command_line, descendants, measured, wait_until
-from serving import FREE_PORTS, GPUSERVE, JSON_LOG, Addresses, serving, wait_until_ready
+from serving import FREE_PORTS, GPUSERVE, JSON_LOG, Addresses, wait_until_ready
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.thorough
@@ -63,9 +63,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     os.mkfifo(folder / "fifo")
     traces = {"file": str(folder / "trace.json")}
     models = life(folder / "fifo")
-    config = write_config(folder, models, host="127.0.0.1", model_control="explicit", trace=traces)
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
-        yield Server(addresses, config, folder / "fifo")
+    with served(folder, models, model_control="explicit", trace=traces) as addresses:
+        yield Server(addresses, folder / "config.yaml", folder / "fifo")
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ import expensive
 import grpc
 import numpy as np
 import pytest
-from config_file import models, write_config
+from config_file import models, served
 from exploring import variants
 from sending import message
-from serving import GPUSERVE, Addresses, serving
+from serving import Addresses
 
 TIMEOUT_S = 60.0
 SERVICE = "/inference.GRPCInferenceService/"
@@ -33,8 +33,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     folder = tmp_path_factory.mktemp("expensive")
     waits = {"max_queue_delay_us": 500_000, "preferred_batch_sizes": [4]}
     joined = {**models("echo_FP32")[0], "name": "joined", "batching": waits}
-    config = write_config(folder, [*models(*SERVED), joined], host="127.0.0.1", model_control="explicit")
-    with serving(GPUSERVE, "serve", str(config)) as found:
+    with served(folder, [*models(*SERVED), joined], model_control="explicit") as found:
         yield found
 
 

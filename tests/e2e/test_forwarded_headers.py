@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from config_file import models, write_config
-from serving import GPUSERVE, Addresses, serving
+from config_file import models, served
+from serving import Addresses
 from tritonclient.utils import InferenceServerException
 
 TIMEOUT_S = 15.0
@@ -24,8 +24,7 @@ def forwards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """A server that forwards headers, by another pattern for each protocol."""
     patterns = {"http_header_forward_pattern": "my_header|^x-|^TIMEOUT$", "grpc_header_forward_pattern": ".*"}
     folder = tmp_path_factory.mktemp("forwards")
-    config = write_config(folder, models("parameters"), host="127.0.0.1", **patterns)
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(folder, models("parameters"), **patterns) as addresses:
         yield addresses
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_file import write_config
-from serving import GPUSERVE, Addresses, serving
+from config_file import served
+from serving import Addresses
 
 TIMEOUT_S = 15.0
 MODELS = Path(__file__).resolve().parents[1] / "models"
@@ -39,8 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, closed_at: Path) -> Iterato
     models += [stream("awaited")]
     models += [entry("echo", "bytes", [-1], callable=f"{MODELS}/v2_models.py:echo")]
     models += [entry("square", "float32", [2, -1], callable=f"{MODELS}/v2_models.py:echo")]
-    config = write_config(tmp_path_factory.mktemp("generate"), models, host="127.0.0.1")
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(tmp_path_factory.mktemp("generate"), models) as addresses:
         yield addresses
 
 

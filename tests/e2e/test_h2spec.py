@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from config_file import models, write_config
+from config_file import models, served
 from h2spec_cases import CASES, END, GREETING, MODEL, UNGREETED, Case, Expected, acknowledged, greeted
 from http2_peer import Frame
-from serving import GPUSERVE, REPOSITORY, Addresses, serving
+from serving import REPOSITORY, Addresses
 
 from gpuserve.cli.bench.http2_client import FrameReader
 
@@ -26,8 +26,7 @@ SHORT_S = 0.3
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     entries = [one for one in models() if one["name"] == MODEL]
-    config = write_config(tmp_path_factory.mktemp("h2spec"), entries, host="127.0.0.1", transport="native")
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(tmp_path_factory.mktemp("h2spec"), entries, transport="native") as addresses:
         yield addresses
 
 

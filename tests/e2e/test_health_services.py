@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 import pytest
-from config_file import model, tensor, write_config
-from serving import GPUSERVE, Addresses, serving
+from config_file import model, served, tensor
+from serving import Addresses
 
 TIMEOUT_S = 15.0
 SERVICES = ["", "readiness", "liveness", "startup", "model/echo", "inference.GRPCInferenceService"]
@@ -21,8 +21,7 @@ SERVING, SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x03"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     echo = model("echo", "echo", [tensor("x", "UINT8", -1)], [tensor("y", "UINT8", -1)], 4)
     folder: Path = tmp_path_factory.mktemp("health")
-    config = write_config(folder, [echo], host="127.0.0.1")
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(folder, [echo]) as addresses:
         yield addresses
 
 

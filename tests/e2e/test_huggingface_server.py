@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
-from config_file import write_config
+from config_file import served
 from exploring import variants
 from optional_packages import needs
-from serving import GPUSERVE, Addresses, serving
+from serving import Addresses
 from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
 from tritonclient.utils import InferenceServerException
 
@@ -47,8 +47,7 @@ def server(folder: Path, count: int) -> Iterator[Addresses]:
         }
         for name in ("mood", "writer")
     ]
-    config = write_config(folder, models, host="127.0.0.1")
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(folder, models) as addresses:
         yield addresses
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc
-from config_file import write_config
+from config_file import served
 from processes import wait_until
-from serving import GPUSERVE, Addresses, serving
+from serving import Addresses
 from tritonclient.utils import InferenceServerException
 
 MODELS = Path(__file__).resolve().parents[1] / "models" / "asking.py"
@@ -51,8 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     models = [entry(name) for name in UNARY]
     models += [entry(name, "said", "bytes") for name in ("tells_codes", "impatient")]
     models += [entry(name, decoupled=True) for name in ("count", "passes_stream")]
-    config = write_config(tmp_path_factory.mktemp("calls"), models, host="127.0.0.1")
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(tmp_path_factory.mktemp("calls"), models) as addresses:
         yield addresses
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from config_file import tensor, write_config
+from config_file import served, tensor
 from models import no_tensors
-from serving import GPUSERVE, Addresses, serving
+from serving import Addresses
 
 from gpuserve import ModelConfig, Tensor
 
@@ -41,8 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     entries = [entry(name, name, *declared) for name, declared in MODELS.items()]
     entries.append(entry("nothing", "takes", [], [], 4))
     folder = tmp_path_factory.mktemp("server")
-    config = write_config(folder, entries, host="127.0.0.1")
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(folder, entries) as addresses:
         yield addresses
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import openai
 import pytest
 import tiny_models
-from config_file import write_config
+from config_file import served
 from optional_packages import needs
-from serving import GPUSERVE, Addresses, serving
+from serving import Addresses
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.thorough
@@ -40,7 +40,7 @@ def server(folder: Path) -> Iterator[Addresses]:
     tiny_models.caller(folder / "caller", f"Wait. {CALL}", AS_TEXT)
     names = ("writer", "batched", "encoder", "caller")
     models = [{"name": one, "callable": f"./{one}", "openai": True} for one in names]
-    with serving(GPUSERVE, "serve", str(write_config(folder, models, host="127.0.0.1"))) as addresses:
+    with served(folder, models) as addresses:
         yield addresses
 
 

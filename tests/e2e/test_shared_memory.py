@@ -16,10 +16,10 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from client_regions import got, in_region, into_region, library, listed, memory, put, raw, region
-from config_file import DATATYPES, model, models, tensor, write_config
+from config_file import DATATYPES, model, models, served, tensor
 from processes import wait_until
 from sending import Sender
-from serving import GPUSERVE, Addresses, serving
+from serving import Addresses
 from test_v2_inference import CLIENTS, CONTENTS, by_json, by_stub, sample, url
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
@@ -51,8 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, gate: Path) -> Iterator[Add
         model("still", "echo", x, y, 64, read_only_inputs=True),
         {**gated, "kwargs": {"path": str(gate)}},
     ]
-    config = write_config(folder, made, host="127.0.0.1")
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(folder, made) as addresses:
         yield addresses
 
 

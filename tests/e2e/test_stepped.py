@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from bound import Refused, free_server, infer
-from config_file import write_config
+from config_file import served
 from exploring import variants
 from models.stepped import HANGS, KILLS, RAISES, REFUSED, Counting
 from processes import wait_until
-from serving import GPUSERVE, Addresses, serving
+from serving import Addresses
 
 from gpuserve import ModelConfig, SequenceBatching
 from gpuserve.core.errors import BindError
@@ -71,8 +71,7 @@ def server(request: pytest.FixtureRequest, record: Path) -> Iterator[Addresses]:
     ]
     folder = record / str(request.param)
     folder.mkdir()
-    config = write_config(folder, models, host="127.0.0.1", ingress_processes=request.param)
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(folder, models, ingress_processes=request.param) as addresses:
         yield addresses
 
 

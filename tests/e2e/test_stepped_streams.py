@@ -16,10 +16,10 @@ import grpc
 import numpy as np
 import pytest
 from commands import ask
-from config_file import write_config
+from config_file import served
 from exploring import variants
 from processes import command_line, descendants, wait_until
-from serving import GPUSERVE, Addresses, serving
+from serving import Addresses
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 STEPPED = Path(__file__).resolve().parents[1] / "models" / "stepped.py"
@@ -43,8 +43,7 @@ def server(
         {"name": one, "callable": target, "kwargs": {"record": str(tmp_path / one), "width": width}}
         for one, width in zip(MODELS, (1, 20_000), strict=True)
     ]
-    config = write_config(tmp_path, models, host="127.0.0.1", ingress_processes=request.param)
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(tmp_path, models, ingress_processes=request.param) as addresses:
         yield addresses
 
 

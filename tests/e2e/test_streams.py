@@ -14,9 +14,9 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
-from config_file import write_config
+from config_file import served
 from processes import wait_until
-from serving import GPUSERVE, Addresses, serving
+from serving import Addresses
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
@@ -55,8 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, closed_at: Path) -> Iterato
     models = [entry(name, decoupled=True) for name in DECOUPLED] + [
         entry(name, max_batch_size=size) for name, size in UNARY.items()
     ]
-    config = write_config(tmp_path_factory.mktemp("streams"), models, host="127.0.0.1")
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(tmp_path_factory.mktemp("streams"), models) as addresses:
         yield addresses
 
 

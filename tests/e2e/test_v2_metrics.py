@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
-from config_file import model, tensor, write_config
+from config_file import model, served, tensor
 from prometheus_client.parser import text_string_to_metric_families
-from serving import GPUSERVE, Addresses, serving
+from serving import Addresses
 from test_v2_inference import CLIENTS, url
 from tritonclient.utils import InferenceServerException
 
@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
         ),
     ]
     folder = tmp_path_factory.mktemp("metrics")
-    with serving(GPUSERVE, "serve", str(write_config(folder, entries, host="127.0.0.1"))) as addresses:
+    with served(folder, entries) as addresses:
         yield addresses
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc
-from config_file import model, tensor, write_config
+from config_file import model, served, tensor
 from processes import wait_until
-from serving import GPUSERVE, Addresses, serving
+from serving import Addresses
 from tritonclient.utils import InferenceServerException
 
 TIMEOUT_S = 15.0
@@ -116,8 +116,7 @@ def gates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Gated]
         inputs, outputs = [tensor("x", "INT32", -1)], [tensor("seen", "BYTES", 1)]
         kwargs = {"path": str(folder / name)}
         entries.append(model(name, "Gate", inputs, outputs, size, kwargs=kwargs, **more))
-    config = write_config(folder, entries, host="127.0.0.1")
-    with serving(GPUSERVE, "serve", str(config)) as server, contextlib.ExitStack() as opened:
+    with served(folder, entries) as server, contextlib.ExitStack() as opened:
         yield {name: opened.enter_context(_gated(server, name, folder / name)) for name in GATED}
 
 

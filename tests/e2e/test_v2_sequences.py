@@ -13,9 +13,9 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from bound import InBackground
-from config_file import model, tensor, write_config
+from config_file import model, served, tensor
 from processes import wait_until
-from serving import GPUSERVE, Addresses, serving
+from serving import Addresses
 from tritonclient.utils import InferenceServerException
 
 from gpuserve.client import ModelClient
@@ -53,8 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
         sequenced("mortal", 4, 1),
         sequenced("told", 4, 1, "told", controls=CONTROLS),
     ]
-    config = write_config(tmp_path_factory.mktemp("server"), entries, host="127.0.0.1")
-    with serving(GPUSERVE, "serve", str(config)) as addresses:
+    with served(tmp_path_factory.mktemp("server"), entries) as addresses:
         yield addresses
 
 

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from config_file import model, tensor, write_config
+from config_file import model, served, tensor
 from processes import wait_until
-from serving import GPUSERVE, Addresses, serving
+from serving import Addresses
 from tls import Authority, Pair
 from tritonclient.grpc import service_pb2 as pb
 
@@ -52,8 +52,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 def serve(folder: Path, **settings: Any) -> contextlib.AbstractContextManager[Addresses]:
     entries = [model("m", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 4)]
-    config = write_config(folder, entries, host="127.0.0.1", **settings)
-    return serving(GPUSERVE, "serve", str(config))
+    return served(folder, entries, **settings)
 
 
 @pytest.fixture(scope="module")

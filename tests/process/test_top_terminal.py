@@ -10,17 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from config_file import write_config
+from config_file import served
 from dev_terminal import Terminal
 from ensembles import member
-from serving import GPUSERVE, Addresses, serving
+from serving import GPUSERVE, Addresses
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Addresses]:
-    with serving(
-        GPUSERVE, "serve", str(write_config(tmp_path, [member("doubled")], host="127.0.0.1"))
-    ) as found:
+    with served(tmp_path, [member("doubled")]) as found:
         yield found
 
 
@@ -46,8 +44,7 @@ def test_models_are_shown_and_scaled_and_the_terminal_is_as_it_was(server: Addre
 
 @pytest.mark.thorough
 def test_a_server_that_ends_is_told_and_ctrl_c_ends_the_picture(tmp_path: Path) -> None:
-    config = write_config(tmp_path, [member("doubled")], host="127.0.0.1")
-    with serving(GPUSERVE, "serve", str(config)) as found:
+    with served(tmp_path, [member("doubled")]) as found:
         top = Terminal(tmp_path, GPUSERVE, "top", "--server", found.http)
         top.__enter__()
         top.wait("doubled")
