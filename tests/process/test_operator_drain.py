@@ -187,7 +187,7 @@ def test_an_open_stream_is_waited_for_and_one_that_watches_health_is_not(
 ) -> None:
     with (
         operated(tmp_path, orders, ingress_processes=ingress).until_ended() as server,
-        grpc.insecure_channel(server.wait_ready().addresses["gRPC"]) as channel,
+        grpc.insecure_channel(server.addresses["gRPC"]) as channel,
     ):
         said = channel.unary_stream(WATCH)(b"", timeout=TIMEOUT_S)
         assert next(said) == SERVING
