@@ -7,11 +7,13 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 _TICK_S = 0.002
 
@@ -50,6 +52,13 @@ def cpu_s(pid: int) -> float:
 def n_files(pid: int) -> int:
     """How many descriptors a process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def finished(
+    command: Sequence[str | Path], *, timeout_s: float = 240.0, check: bool = False, **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, with what it printed as text."""
+    return subprocess.run(command, capture_output=True, text=True, check=check, timeout=timeout_s, **how)
 
 
 def wait_ended(pids: Iterable[int], timeout_s: float) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +13,10 @@ import numpy as np
 import pytest
 from cuda_server import model, serve, tensor
 from gpu_machine import GpuMachine, RealMachine, real_gpu
+from processes import finished
 from serving import GPUSERVE, Addresses
 
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "cuda_shared_memory.py"
-TIMEOUT_S = 60.0
 
 
 def has_cuda_bindings() -> bool:
@@ -46,14 +45,7 @@ def server(
 
 
 def run(machine: GpuMachine | RealMachine, *command: str) -> str:
-    done = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env={**os.environ, **machine.environ},
-    )
+    done = finished(command, env={**os.environ, **machine.environ})
     assert done.returncode == 0, done.stderr
     assert "Exception" not in done.stderr
     return done.stdout

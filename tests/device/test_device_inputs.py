@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from config_file import DATATYPES
 from gpu_machine import GpuMachine, RealMachine
+from processes import finished
 from worker_process import LARGE, WorkerProcess, floats, large, loaded, model, output, values
 
 from gpuserve_worker.protocol import wire
@@ -68,7 +68,7 @@ def test_inputs_in_the_message_and_in_the_arena(shared_gpu_machine: Machine) -> 
 def test_a_buffer_comes_back_from_a_thread_that_has_another_device(any_two_gpus: Machine) -> None:
     program = Path(__file__).parent.parent / "programs" / "buffers_of_other_threads.py"
     environ = {**os.environ, **any_two_gpus.environ}
-    ran = subprocess.run([sys.executable, program], env=environ, capture_output=True, text=True, check=True)
+    ran = finished([sys.executable, program], env=environ, check=True)
     assert ran.stdout == "True\n"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 
 import pytest
 from gpu_machine import GPU_0, GPU_1, Gpu, GpuMachine, Mig, RealMachine
-from operated import MODELS, TIMEOUT_S, OperatedServer
-from processes import wait_until
+from operated import MODELS, OperatedServer
+from processes import finished, wait_until
 from serving import FREE_PORTS, GPUSERVE
 
 A, B = GPU_0.uuid, GPU_1.uuid
@@ -63,9 +62,7 @@ def hexadecimal(uuid: str) -> str:
 
 
 def gpuserve(*arguments: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [GPUSERVE, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    done = finished([GPUSERVE, *arguments])
     return done.returncode, done.stdout, done.stderr
 
 
@@ -279,9 +276,7 @@ with free_server() as server:
 def test_bind_with_devices(two_gpus: GpuMachine, views: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on(two_gpus, monkeypatch)
     program = PROGRAM.format(paths=[str(MODELS.parent), str(MODELS)], views=str(views))
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    done = finished([sys.executable, "-c", program])
     assert done.returncode == 0, done.stderr
     answers, absent, *refused = done.stdout.splitlines()
     assert answers == "[1.0] [2.0]"

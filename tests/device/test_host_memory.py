@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import tritonclient.http
 from cuda_server import model, tensor
 from gpu_machine import GpuMachine, RealMachine
 from operated import MODELS, InBackground, config
-from processes import wait_until
+from processes import finished, wait_until
 from test_device_inputs import on_gpu
 from watched_gpus import QUICKLY, Watched
 from worker_process import floats, output
@@ -31,7 +30,7 @@ MIB = 1 << 20
 def look_at(machine: Machine, name: str) -> Any:
     environ = {**os.environ, **machine.environ}
     command = [sys.executable, PROGRAM, name]
-    ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    ran = finished(command, env=environ)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 

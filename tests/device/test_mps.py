@@ -16,7 +16,7 @@ import pytest
 from commands import status
 from gpu_machine import MPS_PROGRAM, GpuMachine
 from operated import config
-from processes import wait_ended, wait_until
+from processes import finished, wait_ended, wait_until
 from serving import GPUSERVE
 from watched_gpus import QUICKLY, Watched, model
 
@@ -117,9 +117,7 @@ def test_workers_do_not_find_a_daemon_with_off(usual: Path, tmp_path: Path) -> N
 
 
 def doctor(file: Path) -> tuple[int, list[dict[str, str]]]:
-    done = subprocess.run(
-        [GPUSERVE, "doctor", str(file), "--json"], capture_output=True, text=True, check=False
-    )
+    done = finished([GPUSERVE, "doctor", str(file), "--json"])
     found = json.loads(done.stdout)["findings"]
     return done.returncode, [one for one in found if "mps: " in one["text"]]
 
@@ -177,7 +175,7 @@ with bound.free_server() as server:
 @pytest.mark.usefixtures("usual")
 def test_a_bound_callable_has_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(bound.__file__).parent), prepend=os.pathsep)
-    done = subprocess.run([sys.executable, "-c", BOUND], capture_output=True, text=True, check=False)
+    done = finished([sys.executable, "-c", BOUND])
     assert done.stdout == "[50.0]\n", done.stderr
 
 
@@ -199,7 +197,7 @@ def test_a_share_that_has_no_effect_is_refused(kwargs: dict[str, Any], told: str
 
 def test_a_share_of_an_instance_on_the_cpu_is_refused_in_a_config(tmp_path: Path) -> None:
     file = config(tmp_path, model(instances=[{"gpu_share": 0.25}]))
-    done = subprocess.run([GPUSERVE, "check", str(file)], capture_output=True, text=True, check=False)
+    done = finished([GPUSERVE, "check", str(file)])
     assert done.returncode != 0
     told = "gpu_share is 0.25 for instance 'cpu#0' on the CPU: expected a GPU as device, or no gpu_share"
     assert told in " ".join((done.stdout + done.stderr).split())

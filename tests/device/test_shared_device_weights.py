@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from commands import status
 from gpu_machine import GPU_0, GpuMachine
 from operated import MODELS, InBackground, config
 from optional_packages import needs
-from processes import wait_until
+from processes import finished, wait_until
 from serving import GPUSERVE
 from watched_gpus import QUICKLY, Watched, model
 from weights import kill_workers, loads, shared, write_weights
@@ -240,7 +239,7 @@ def test_doctor_tells_whether_instances_can_share_weights(
     stand_in.set_environment(monkeypatch)
 
     def told() -> tuple[str, str]:
-        done = subprocess.run([GPUSERVE, "doctor", "--json"], capture_output=True, text=True, check=False)
+        done = finished([GPUSERVE, "doctor", "--json"])
         found = json.loads(done.stdout)["findings"]
         return next((one["level"], one["text"]) for one in found if "share weights" in one["text"])
 

@@ -9,7 +9,6 @@ import contextlib
 import io
 import json
 import re
-import subprocess
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import tiny_models
 import torch
 from attack_payload import Payload
 from config_file import served, write_config
+from processes import finished
 from serving import GPUSERVE
 from sklearn.preprocessing import FunctionTransformer
 
@@ -33,7 +33,6 @@ from gpuserve.backends.pytorch import PytorchModel
 from gpuserve.backends.sklearn import SklearnModel
 
 pytestmark = pytest.mark.thorough  # the libraries take seconds to import; test_attack_pickles.py needs none
-TIMEOUT_S = 120.0
 TENSORS = {
     "inputs": [{"name": "x", "dtype": "float32", "shape": [-1]}],
     "outputs": [{"name": "OUTPUT__0", "dtype": "float32", "shape": [-1]}],
@@ -238,7 +237,7 @@ def test_check_runs_no_attack_and_says_what_to_do(tmp_path: Path, mark: Path) ->
         file = kind.write(folder, mark)
         entries.append({"name": f"m{number}", "callable": f"{number}/{file}"})
     command = [GPUSERVE, "check", str(write_config(tmp_path, entries))]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    checked = finished(command)
     assert checked.returncode != 0
     for kind in KINDS:
         assert kind.said in " ".join(checked.stderr.split())
@@ -252,7 +251,7 @@ def test_a_server_runs_no_attack(tmp_path: Path, mark: Path, kind: Kind) -> None
     entry = {"name": "m", "callable": kind.write(tmp_path, mark), **TENSORS}
     config = write_config(tmp_path, [entry], host="127.0.0.1", http_port=0, grpc_port=None, metrics_port=None)
     command = [GPUSERVE, "serve", str(config)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    ended = finished(command)
     assert ended.returncode == 3
     assert kind.said in ended.stderr
     assert not mark.exists()

@@ -5,7 +5,6 @@ model is imported. Controls show that each payload works where the operator trus
 from __future__ import annotations
 
 import pickle
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from attack_payload import Payload
 from config_file import write_config
 from onnx import TensorProto, helper
+from processes import finished
 from serving import GPUSERVE
 
 from gpuserve.backends.model_files import ModelFileError
@@ -22,7 +22,6 @@ from gpuserve.backends.onnx import OnnxModel
 from gpuserve.backends.sklearn import SklearnModel
 from gpuserve.cli.bench.request_tensors import read_requests
 
-TIMEOUT_S = 120.0
 PICKLES = ("model.pkl", "model.joblib")
 
 
@@ -62,7 +61,7 @@ def test_check_runs_no_attack_and_says_what_to_do(tmp_path: Path, mark: Path) ->
         attack(tmp_path / str(number), mark, name)
         entries.append({"name": f"m{number}", "callable": f"{number}/{name}"})
     command = [GPUSERVE, "check", str(write_config(tmp_path, entries))]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    checked = finished(command)
     assert checked.returncode != 0
     assert checked.stderr.count("set kwargs: {trust: true}, or") == len(PICKLES)
     assert not mark.exists()

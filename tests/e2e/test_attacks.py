@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import finished
 from serving import REPOSITORY
 
 from benchmarks.attacks.attacked import Held
@@ -21,15 +22,7 @@ PATIENCE_MS = "4000"
 
 def attack(names: str, seconds: str, *flags: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "benchmarks.attacks", "--seconds", seconds, "--p99-ms", PATIENCE_MS)
-    return subprocess.run(
-        [*command, "--attacks", names, *flags],
-        cwd=REPOSITORY,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    return finished([*command, "--attacks", names, *flags], cwd=REPOSITORY, env=dict(os.environ))
 
 
 def attacks_of(table: str) -> list[str]:

@@ -17,7 +17,7 @@ from client_server import model, tensor
 from config_file import served
 from exploring import variants
 from operated import InBackground
-from processes import wait_until
+from processes import finished, wait_until
 from serving import GPUSERVE, Addresses, answered
 from tls import Authority
 
@@ -42,14 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
 
 
 def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [GPUSERVE, "bench", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-        env={**os.environ, "COLUMNS": "200", **environment},
-    )
+    return finished([GPUSERVE, "bench", *arguments], env={**os.environ, "COLUMNS": "200", **environment})
 
 
 def measured(folder: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -241,13 +234,7 @@ def test_a_missing_package_is_named(server: Addresses) -> None:
         "import sys; sys.modules['hdrh'] = None; sys.modules['hdrh.histogram'] = None; "
         "from gpuserve.cli.app import run; sys.exit(run(sys.argv[1:]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "bench", "echo", "--url", server.grpc],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-    )
+    done = finished([sys.executable, "-c", program, "bench", "echo", "--url", server.grpc])
     assert done.returncode == 1
     assert done.stderr == (
         "this needs the package hdrhistogram, which is not installed: pip install 'gpuserve[bench]'\n"

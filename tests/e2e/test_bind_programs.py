@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from exploring import variants
 from ingress import INGRESS_PROCESSES
-from processes import descendants, wait_until
+from processes import descendants, finished, wait_until
 
 TIMEOUT_S = 60.0
 
@@ -89,9 +89,7 @@ for number, cell in enumerate(cells):
 
 
 def run(*command: str, cwd: Path) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, *command], cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    done = finished([sys.executable, *command], cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pytest
 import tritonclient.grpc
 from bound import FLOATS, FLOATS_IN_AND_OUT, InBackground, Refused, ask, free_server, infer, status
 from leaks import own_name
-from processes import children, command_line, wait_until
+from processes import children, command_line, finished, wait_until
 from tritonclient.utils import InferenceServerException
 
 from gpuserve import ModelCallError, ModelConfig, Request, Server, Tensor, current_model
@@ -319,14 +318,7 @@ def test_the_client_gets_the_message_and_the_log_the_traceback(
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(setup=setup, isolation=isolation))
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = finished([sys.executable, str(program)], env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["500 [Errno 2] No such weights: 'weights.bin'"] * 2
     assert done.stderr.count("Traceback (most recent call last)") == 2

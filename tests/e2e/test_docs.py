@@ -6,7 +6,6 @@ import importlib
 import json
 import math
 import re
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from processes import finished
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, serving
 
 import gpuserve
@@ -135,11 +135,8 @@ def yours() -> dict[str, Any]:
 def test_every_name_of_every_block_is_imported_or_a_readers_own() -> None:
     known = json.dumps(sorted(yours()))
     for block in BLOCKS:
-        done = subprocess.run(
-            [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F822,F823", "-q",
-             "--config", f"builtins = {known}", "-"],
-            input=block.code, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F822,F823", "-q"]
+        done = finished([*command, "--config", f"builtins = {known}", "-"], input=block.code)
         assert done.returncode == 0, f"{block.page}:{block.line}\n{done.stdout}"
 
 

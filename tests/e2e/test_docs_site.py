@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
+from processes import finished
 from serving import REPOSITORY
 
 from gpuserve.cli.app import build_app
@@ -32,13 +32,7 @@ runpy.run_module("sphinx", run_name="__main__", alter_sys=True)
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-c", _OFFLINE, "-W", "--keep-going", "-q", "-E", "-c", "docs/site", "-d"]
-    done = subprocess.run(
-        [*command, f"{folder}/.doctrees", ".", folder],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = finished([*command, f"{folder}/.doctrees", ".", folder], cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
     return folder
 

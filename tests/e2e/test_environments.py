@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tarfile
 import venv
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from config_file import write_config
+from processes import finished
 from serving import FREE_PORTS, GPUSERVE, Addresses, serving
 
 MODELS = Path(__file__).resolve().parents[1] / "models" / "elsewhere.py"
@@ -101,12 +101,10 @@ def test_an_environment_that_is_not_there_is_told(folder: Path, tmp_path: Path) 
     tensors = {name: [{"name": "x", "dtype": "float32", "shape": [1]}] for name in ("inputs", "outputs")}
     config = write_config(tmp_path, [entry("m", "nope/bin/python", **tensors)], host="127.0.0.1")
     command = [GPUSERVE, "serve", str(config), *FREE_PORTS, "--log-format", "text"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = finished(command)
     assert done.returncode == 3
     assert f"the Python environment '{tmp_path}/nope/bin/python' does not exist" in done.stderr
     config = write_config(tmp_path, [entry("m", "nope.tar.gz")])
-    done = subprocess.run(
-        [GPUSERVE, "check", str(config)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = finished([GPUSERVE, "check", str(config)])
     assert done.returncode == 4
     assert "nope.tar.gz' does not exist: expected an interpreter" in done.stderr + done.stdout

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import urllib.request
 from typing import Any
 
 import pytest
 from optional_packages import needs
+from processes import finished
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, Addresses, serving
 
 EXAMPLES = REPOSITORY / "examples"
@@ -24,7 +24,7 @@ def serve(example: str) -> list[str]:
 def run_client(example: str, server: Addresses, *arguments: str) -> list[str]:
     """The lines that the example's client prints."""
     command = [sys.executable, str(EXAMPLES / example / "client.py"), "--url", server.grpc, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False)
+    done = finished(command)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from exploring import variants
+from processes import finished
 from serving import GPUSERVE, Addresses, serving
-from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, post, run_client, serve
+from test_examples import EXAMPLES, post, run_client, serve
 
 from gpuserve.client import DecoupledModelClient, ModelClient
 
@@ -41,7 +41,7 @@ def curl(example: str, server: Addresses) -> str:
     shown = re.search(r"^\$ (curl .*?)\n```", readme, re.DOTALL | re.MULTILINE)
     assert shown is not None
     command = shlex.split(shown[1].replace("localhost:8000", server.http))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=True)
+    done = finished(command, check=True)
     return done.stdout
 
 
@@ -245,7 +245,7 @@ def test_the_examples_are_checked_as_their_users_would() -> None:
     checked += ["calls_between_models", "optional_inputs", "grouping", "sequences"]
     paths = [EXAMPLES / name / "config.yaml" for name in checked]
     for path in (*paths, EXAMPLES / "triton_repository" / "models"):
-        done = subprocess.run([GPUSERVE, "check", str(path)], capture_output=True, text=True, check=False)
+        done = finished([GPUSERVE, "check", str(path)])
         assert done.returncode == 0, done.stderr
 
 
@@ -254,5 +254,5 @@ def test_the_examples_are_checked_as_their_users_would() -> None:
 def test_a_forwarded_header_stands_over_a_key_of_the_body(example: Example) -> None:
     url = f"http://{example.server.http}/v2/models/greeting/generate"
     command = ["curl", "-s", url, "-H", "x-tenant: acme", "-d", '{"name": "ada", "x-tenant": "forged"}']
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=True)
+    done = finished(command, check=True)
     assert json.loads(done.stdout)["greeting"] == "Hello, Ada (acme)"

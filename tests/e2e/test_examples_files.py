@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from optional_packages import needs
+from processes import finished
 from serving import GPUSERVE, JSON_LOG, serving
-from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client, serve
+from test_examples import EXAMPLES, run_client, serve
 from test_examples_calls import printed
 
 pytestmark = pytest.mark.thorough
 
 
 def ran(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False)
+    done = finished(command)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 from client_server import free_port
 from exploring import variants
-from processes import wait_until
+from processes import finished, wait_until
 from serving import GPUSERVE, Addresses, serving
 from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client, serve
 from test_examples_calls import printed, program
@@ -36,14 +36,7 @@ print(json.dumps([[name.decode() for name in answer["names"][0]] for answer in a
 
 def test_requests_with_other_inputs_are_grouped_by_hand() -> None:
     command = [sys.executable, "-c", ASK_BY_HAND]
-    done = subprocess.run(
-        command,
-        cwd=EXAMPLES / "grouping",
-        capture_output=True,
-        text=True,
-        timeout=CLIENT_TIMEOUT_S,
-        check=False,
-    )
+    done = finished(command, cwd=EXAMPLES / "grouping")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [["grey", "silver"], ["teal", "grey"], ["grey", "silver"]]
 
@@ -110,7 +103,7 @@ def test_a_program_for_pytriton_runs_as_it_is() -> None:
     server = subprocess.Popen([GPUSERVE, "run", str(folder / "add_up.py"), *ports])
     try:
         client = [GPUSERVE, "run", str(folder / "client.py"), "--url", address]
-        done = subprocess.run(client, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False)
+        done = finished(client)
         assert done.stdout.splitlines() == printed("pytriton_program"), done.stderr
     finally:
         server.send_signal(signal.SIGINT)

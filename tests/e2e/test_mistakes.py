@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from processes import finished
 from serving import GPUSERVE, Addresses
 
 from gpuserve.cli.app import run
@@ -124,19 +125,14 @@ def test_a_port_that_is_taken_and_a_model_that_raises(folder: Path) -> None:
 
 
 def served(*flags: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [GPUSERVE, "serve", "c.yaml", *flags], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = finished([GPUSERVE, "serve", "c.yaml", *flags])
     return done.returncode, done.stderr
 
 
 @pytest.mark.thorough
 def test_a_package_that_is_not_installed(folder: Path) -> None:
     code = "import sys; sys.modules['matplotlib'] = None; from gpuserve.cli.app import run; sys.exit(run())"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "bench", "m", "--output", "r.html"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = finished([sys.executable, "-c", code, "bench", "m", "--output", "r.html"])
     needed = "this needs the package matplotlib, which is not installed: pip install 'gpuserve[bench]'"
     assert (done.returncode, done.stderr.strip()) == (ExitCode.RUNTIME_FAILURE, needed)
 

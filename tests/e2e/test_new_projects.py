@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from dev_terminal import DevTerminal
+from processes import finished
 from serving import GPUSERVE
 from typer.testing import CliRunner
 
@@ -38,9 +39,7 @@ def command_of(readme: str) -> str:
 
 
 def ask(command: str) -> str:
-    done = subprocess.run(
-        ["bash", "-c", command], check=True, capture_output=True, text=True, timeout=TIMEOUT_S
-    )
+    done = finished(["bash", "-c", command], check=True)
     return done.stdout
 
 
@@ -108,7 +107,7 @@ def test_a_project_runs_as_it_is(kind: str, tmp_path: Path) -> None:
         assert ANSWERS[kind] in asked
         assert dev.end() == 0
     tests = [sys.executable, "-m", "pytest", "-q", *LOADED, "-W", "error"]
-    done = subprocess.run(tests, check=False, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = finished(tests, cwd=folder)
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
     checks = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E,F,I,UP,B", "."]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from optional_packages import needs
+from processes import finished
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, Addresses, serving
 
 EXAMPLES = REPOSITORY / "examples"
@@ -20,7 +21,7 @@ TIMEOUT_S = 120.0
 
 def printed(program: Path, server: Addresses, *arguments: str) -> list[str]:
     command = [sys.executable, str(program), "--url", server.http, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = finished(command)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

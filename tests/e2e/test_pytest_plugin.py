@@ -9,12 +9,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from processes import finished
 from serving import REPOSITORY
 
 PLUGIN = "gpuserve.testing.pytest_plugin"
 #: Named here, and no other is looked for: an installation may be older than its entry point.
 LOADED = ("-p", PLUGIN, "-p", "pytest_timeout")
-TIMEOUT_S = 60.0
 MODEL = """
 import os
 
@@ -75,9 +75,7 @@ def test_the_server_is_the_one_of_the_session(gpuserve_server, request):
 def run_pytest(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *LOADED, *arguments]
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=folder, env=environ, check=False
-    )
+    return finished(command, cwd=folder, env=environ)
 
 
 def test_fixtures_of_a_project(tmp_path: Path) -> None:
@@ -103,9 +101,7 @@ def test_the_plugin_is_an_entry_point_and_imports_nothing_that_a_test_may_not_ne
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"gpuserve": PLUGIN}
     program = f"import {PLUGIN}, sys; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
-    )
+    done = finished([sys.executable, "-c", program], check=True)
     modules = done.stdout.split()
     assert sorted(one for one in modules if one.startswith("gpuserve")) == [
         "gpuserve",

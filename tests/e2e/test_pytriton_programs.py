@@ -25,7 +25,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from exploring import variants
-from processes import wait_until
+from processes import finished, wait_until
 from serving import GPUSERVE, unlikely_port
 from tritonclient.utils import InferenceServerException
 
@@ -337,9 +337,7 @@ def test_a_program_is_run_as_python_runs_it(tmp_path: Path) -> None:
     )
 
     def done(*command: str) -> tuple[int, list[str], str]:
-        made = subprocess.run(
-            [*command], cwd=tmp_path, input="typed\n", capture_output=True, text=True, timeout=60, check=False
-        )
+        made = finished([*command], cwd=tmp_path, input="typed\n")
         return made.returncode, made.stdout.splitlines(), made.stderr
 
     for arguments in (["program.py"], ["program.py", "--isolation", "-h", "a b"], ["-m", "program", "-m"]):
@@ -354,8 +352,6 @@ def test_a_program_is_run_as_python_runs_it(tmp_path: Path) -> None:
     "arguments", variants(["pytriton", "check"], ["-m", "pytriton", "examples", "--no-zip"])
 )
 def test_pytritons_own_command(arguments: list[str]) -> None:
-    done = subprocess.run(
-        [GPUSERVE, "run", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    done = finished([GPUSERVE, "run", *arguments])
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("AddSub is served, and its answers are right.\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import finished
 from serving import GPUSERVE, JSON_LOG, Addresses, serving
 from test_v2_inference import metric
 from tritonclient.grpc import InferenceServerClient, InferInput
@@ -130,7 +130,7 @@ def test_a_declaration_that_cannot_be(tmp_path: Path, change: tuple[str, str], t
     entry = MODEL.format(name="m", models=MODELS, form="rows", rows=9, more=more).replace(*change)
     (tmp_path / "config.yaml").write_text("models:" + entry)
     command = [GPUSERVE, "check", str(tmp_path / "config.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = finished(command)
     assert done.returncode != 0
     assert text in done.stdout + done.stderr
 
@@ -157,6 +157,6 @@ def test_a_callable_that_declares_a_ragged_input_may_be_served_without_batches(
     (tmp_path / "model.py").write_text(source)
     (tmp_path / "config.yaml").write_text(f'models: [{{name: m, callable: "model.py:Model"{entry}}}]')
     command = [GPUSERVE, "check", str(tmp_path / "config.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = finished(command)
     assert done.returncode == 0, done.stderr
     assert text in done.stdout

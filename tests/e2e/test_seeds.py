@@ -8,7 +8,6 @@ server is put behind its last ``bind()``.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from bound import free_server
 from optional_packages import needs
+from processes import finished
 from serving import GPUSERVE, unlikely_port
 
 from gpuserve import ModelConfig, Tensor
@@ -211,14 +211,10 @@ def test_programs_of_the_seeds(
     ports = {
         f"PYTRITON_TRITON_CONFIG_{role}_PORT": str(unlikely_port()) for role in ("HTTP", "GRPC", "METRICS")
     }
-    done = subprocess.run(
+    done = finished(
         [*command, "program.py"],
         cwd=tmp_path,
         env={**os.environ, **ports, "PYTHONPATH": str(Path(__file__).parent.parent)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == printed

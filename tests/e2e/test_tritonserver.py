@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from operated import OperatedServer
-from processes import wait_until
+from processes import finished, wait_until
 from repositories import Client, Traffic, clients_are_closed
 from serving import GPUSERVE
 from tritonclient.utils import InferenceServerException
@@ -246,14 +246,12 @@ def test_a_wrong_flag_is_told_in_a_sentence(
     flags: list[str], lines: list[str], repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(repository.parent)
-    done = subprocess.run(
-        [GPUSERVE, "tritonserver", *flags], capture_output=True, text=True, timeout=30, check=False
-    )
+    done = finished([GPUSERVE, "tritonserver", *flags])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == lines
 
 
 def test_the_help_has_every_flag_with_what_becomes_of_it() -> None:
-    done = subprocess.run([GPUSERVE, "tritonserver", "--help"], capture_output=True, text=True, check=False)
+    done = finished([GPUSERVE, "tritonserver", "--help"])
     assert (done.returncode, done.stderr) == (0, "")
     assert "  --http-thread-count\n        makes no difference: " in done.stdout

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from processes import finished
 from serving import GPUSERVE
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
@@ -33,14 +34,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def tune(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [GPUSERVE, "tune", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-        env={**os.environ, "COLUMNS": "200"},
-    )
+    return finished([GPUSERVE, "tune", *map(str, arguments)], env={**os.environ, "COLUMNS": "200"})
 
 
 @pytest.mark.thorough

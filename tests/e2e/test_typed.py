@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import tritonclient.grpc
 import tritonclient.http
 from config_file import write_config
 from exploring import variants
+from processes import finished
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, Addresses, serving
 from test_examples import EXAMPLES, run_client
 from test_examples_calls import printed
@@ -235,9 +235,7 @@ COMPLAINTS = {
 def test_what_cannot_be_served_is_told_in_a_sentence(tmp_path: Path, which: str) -> None:
     program, text = COMPLAINTS[which]
     (tmp_path / "model.py").write_text(program)
-    done = subprocess.run(
-        [GPUSERVE, "check", "model.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
-    )
+    done = finished([GPUSERVE, "check", "model.py"], cwd=tmp_path)
     assert done.returncode == 4, done.stdout
     assert text.replace("{}", "model.py") in done.stderr
     assert "Traceback" not in done.stderr
@@ -313,13 +311,9 @@ with Server(http_port=None) as server:
 def test_mypy_takes_the_program_and_knows_its_signatures(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     options = ["--strict", "--config-file=", f"--cache-dir={tmp_path}/cache"]
-    done = subprocess.run(
+    done = finished(
         [sys.executable, "-m", "mypy", *options, "program.py"],
-        check=False,
-        capture_output=True,
-        text=True,
         cwd=tmp_path,
-        timeout=240,
         env={"MYPYPATH": str(REPOSITORY), "PATH": "/usr/bin"},
     )
     found = [int(one) for one in re.findall(r"program\.py:(\d+): error", done.stdout)]

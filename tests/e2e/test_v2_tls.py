@@ -7,7 +7,6 @@ import http.client
 import json
 import socket
 import ssl
-import subprocess
 import sys
 import time
 import urllib.request
@@ -21,7 +20,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from config_file import model, served, tensor
-from processes import wait_until
+from processes import finished, wait_until
 from serving import Addresses
 from tls import Authority, Pair
 from tritonclient.grpc import service_pb2 as pb
@@ -200,9 +199,7 @@ def test_our_own_clients_trust_whom_the_system_trusts(
     roots = {"SSL_CERT_FILE": str(files.trusted), "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(files.trusted)}
     url = f"{protocol}s://{getattr(server, protocol).replace('127.0.0.1', 'localhost')}"
     command = [sys.executable, "-c", CLIENTS, url, "trusted" if trusted else ""]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=60, env=roots if trusted else {}
-    )
+    done = finished(command, env=roots if trusted else {})
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [expected] * 2
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from operated import OperatedServer, Orders, config, model
-from processes import wait_until
+from processes import finished, wait_until
 from serving import GPUSERVE
 
 from gpuserve.supervisor.control.heartbeat import (
@@ -94,7 +94,7 @@ def test_a_stopped_supervisor_is_reported_by_probes_and_by_status(tmp_path: Path
 
 def status(server: OperatedServer, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [GPUSERVE, "status", "--server", server.addresses["HTTP"], *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return finished(command)
 
 
 @pytest.mark.thorough

@@ -24,7 +24,7 @@ from bound import FLOATS_IN_AND_OUT, ask, free_server
 from commands import ask as ask_operator
 from commands import gpuserve
 from operated import TIMEOUT_S, Client, OperatedServer, Orders, config, model
-from processes import wait_until
+from processes import finished, wait_until
 from serving import GPUSERVE
 
 import gpuserve as package
@@ -175,7 +175,7 @@ def test_past_events_come_once_and_before_the_next(shared: OperatedServer) -> No
 def test_another_user_gets_nothing(shared: OperatedServer, uid: int, is_let_in: bool) -> None:
     address = ask_operator(shared.addresses["HTTP"], "events").result["address"]
     program = [sys.executable, "-c", STRANGER, address, str(uid)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    done = finished(program, check=True)
     assert (done.stdout == "HANDSHAKE_SUCCEEDED\n") == is_let_in
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from hanging_scene import LIMIT_S, entry
 from operated import LARGE, MODELS, Answer, InBackground, OperatedServer, config
-from processes import wait_until
+from processes import finished, wait_until
 from repositories import Client, clients_are_closed, write
 from repositories import entry as tagged
 from serving import GPUSERVE
@@ -24,6 +23,8 @@ from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
 from gpuserve.supervisor.control.operator_client import ControlName, running
+
+__all__ = ["clients_are_closed"]  # it is for every test here
 
 HANGS, HANGS_IN_THE_FIRST_PROCESS = -1.0, -2.0
 #: The most that a hang is to be caught after its limit.
@@ -204,13 +205,10 @@ def pids(server: str) -> list[tuple[str, int]]:
 
 def status_of(server: str, *flags: str) -> str:
     command = [GPUSERVE, "status", "--stacks", "--server", server, *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+    return finished(command).stdout
 
 
 # ---- without a timeout ---------------------------------------------------------------------------
-
-
-__all__ = ["clients_are_closed"]  # it is for every test here
 
 
 @pytest.mark.thorough

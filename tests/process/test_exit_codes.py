@@ -18,6 +18,8 @@ from repositories import Client, clients_are_closed, entry, write
 from serving import FREE_PORTS, GPUSERVE, unlikely_port
 from tritonclient.utils import InferenceServerException
 
+__all__ = ["clients_are_closed"]  # it is for every test here
+
 
 @pytest.fixture
 def taken() -> Iterator[int]:
@@ -144,9 +146,6 @@ def test_whoever_read_the_log_may_go_away(tmp_path: Path, orders: Orders) -> Non
 
 
 # ---- models that cannot be loaded, in a server that is to serve the others -----------------------
-
-
-__all__ = ["clients_are_closed"]  # it is for every test here
 
 
 def lenient(folder: Path, *models: dict[str, Any], **settings: Any) -> OperatedServer:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from gpu_machine import MPS_PROGRAM, GpuMachine
-from processes import descendants, wait_ended, wait_until
+from processes import descendants, finished, wait_ended, wait_until
 
 from benchmarks.gpu.running.one_by_one import Listener, run_sections
 from benchmarks.gpu.running.report import Report, earlier
@@ -107,14 +107,10 @@ def test_what_does_not_fit_the_budget_is_not_begun(tmp_path: Path, environment: 
 
 
 def _check(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return finished(
         [sys.executable, "-m", "benchmarks.gpu", *arguments],
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
     )
 
 
@@ -315,7 +311,7 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("arguments", [("--only", "nonsense"), ("--budget-s", "long"), ("--nonsense",)])
 def test_a_usage_error_is_told_before_anything_is_installed(script: Path, arguments: tuple[str, ...]) -> None:
-    done = subprocess.run([script, *arguments], capture_output=True, text=True, timeout=30, check=False)
+    done = finished([script, *arguments])
     assert (done.returncode, arguments[-1] in done.stderr) == (2, True), done.stderr
     assert not (script.parent / "installed").exists()
 
@@ -323,10 +319,10 @@ def test_a_usage_error_is_told_before_anything_is_installed(script: Path, argume
 def test_without_a_gpu_nothing_is_installed(script: Path) -> None:
     if any(Path(one).exists() for one in ("/dev/nvidiactl", "/dev/dxg")) or shutil.which("nvidia-smi"):
         pytest.skip("this machine has an NVIDIA driver")
-    done = subprocess.run([script], capture_output=True, text=True, timeout=30, check=False)
+    done = finished([script])
     assert (done.returncode, done.stderr) == (1, "error: this machine shows no NVIDIA GPU\n")
     assert not (script.parent / "installed").exists()
-    done = subprocess.run([script, "--stand-in"], capture_output=True, text=True, timeout=30, check=False)
+    done = finished([script, "--stand-in"])
     assert (done.returncode, done.stderr) == (1, "")
     assert (script.parent / "installed").exists()
 
@@ -339,7 +335,7 @@ def test_figures_of_the_stand_in_never_become_documentation() -> None:
 
 def _environment(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.gpu.running.environment", *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
+    return finished(command, cwd=REPOSITORY)
 
 
 def test_an_environment_has_the_server_and_the_packages_of_an_interpreter(tmp_path: Path) -> None:
@@ -347,7 +343,7 @@ def test_an_environment_has_the_server_and_the_packages_of_an_interpreter(tmp_pa
     assert made.returncode == 0, made.stderr
     python = Path(made.stdout.strip())
     command = [str(python.with_name("gpuserve")), "version"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    done = finished(command, cwd=tmp_path, check=True)
     assert done.stdout.startswith("gpuserve ")
 
 
@@ -363,12 +359,10 @@ def test_the_libraries_of_cuda_that_an_interpreter_has_are_found_in_the_environm
         (packages / "nvidia/cu13/lib").mkdir(parents=True, exist_ok=True)
         (packages / "nvidia/cu13/lib" / library).touch()
     command = [str(base / "bin/python"), "-m", "benchmarks.gpu.running.environment", str(tmp_path / "made")]
-    made = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=60)
+    made = finished(command, cwd=REPOSITORY, check=True)
     machine = GpuMachine(tmp_path / "gpus", libraries_looked_up=True)
     program = [made.stdout.strip(), str(REPOSITORY / "tests/programs/cuda_unkindness.py")]
-    done = subprocess.run(
-        program, env=os.environ | machine.environ, capture_output=True, text=True, check=True, timeout=60
-    )
+    done = finished(program, env=os.environ | machine.environ, check=True)
     assert json.loads(done.stdout) == {"copied": [0.0] * 4, "kernel": "", "product": ""}
 
 
@@ -402,10 +396,10 @@ def test_an_environment_takes_the_machines_own_packages_and_those_wheels_that_fi
     _wheel(wheels, "brought", "py3-none-any", "1.5")
     _wheel(wheels, "brought", "cp27-none-any", "2.0")
     command = [own / "bin/python", "-m", "benchmarks.gpu.running.environment", tmp_path / "made", wheels]
-    made = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=100)
+    made = finished(command, cwd=REPOSITORY)
     assert made.returncode == 0, made.stderr
     look = "import brought, of_the_machine, gpuserve, numpy; print(brought.told, of_the_machine.told)"
-    done = subprocess.run([made.stdout.strip(), "-c", look], capture_output=True, text=True, check=True)
+    done = finished([made.stdout.strip(), "-c", look], check=True)
     assert done.stdout == "1.5 its own\n"
     assert not list(packages.glob("brought*"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from exploring import variants
 from operated import LARGE, OperatedServer, Orders, config, model
-from processes import command_line, measured, wait_ended, wait_until
+from processes import command_line, finished, measured, wait_ended, wait_until
 from serving import FREE_PORTS, GPUSERVE
 
 #: Becomes the command in its arguments, with SIGCHLD ignored.
@@ -185,9 +184,7 @@ def test_a_worker_that_breaks_the_protocol_takes_nothing_with_it(tmp_path: Path,
 
 @pytest.mark.thorough
 def test_a_program_with_more_descriptors_than_select_can_take(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", MANY_DESCRIPTORS], capture_output=True, text=True, timeout=60, check=False
-    )
+    run = finished([sys.executable, "-c", MANY_DESCRIPTORS])
     assert (run.returncode, run.stdout) == (0, "OSError: no\n"), run.stderr
 
 

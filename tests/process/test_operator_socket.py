@@ -17,7 +17,7 @@ import pytest
 from commands import ask, row, status
 from exploring import variants
 from operated import InBackground, OperatedServer, Orders, config, model
-from processes import cpu_s, wait_until
+from processes import cpu_s, finished, wait_until
 from serving import GPUSERVE, unlikely_port
 
 from gpuserve.cli.exit_codes import ExitCode
@@ -251,9 +251,7 @@ def test_a_name_that_somebody_else_has_ends_a_server_that_requires_it(tmp_path: 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
         squatter.bind(names[kind])
         squatter.listen()
-        ran = subprocess.run(
-            [GPUSERVE, "serve", str(path), *flags], capture_output=True, text=True, timeout=60, check=False
-        )
+        ran = finished([GPUSERVE, "serve", str(path), *flags])
     assert ran.returncode == ExitCode.STARTUP_FAILURE
     said = (
         f"Address already in use by process {os.getpid()} of user {os.geteuid()} (the setting require_control"

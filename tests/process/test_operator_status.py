@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import pytest
 from bound import FLOATS_IN_AND_OUT, free_server
 from commands import gpuserve, row, status
 from operated import InBackground, OperatedServer, Orders, config, model
-from processes import wait_until
+from processes import finished, wait_until
 
 from gpuserve import Server, __version__
 from gpuserve.core.errors import ControlError
@@ -251,7 +250,7 @@ def test_a_command_starts_without_what_only_a_server_needs() -> None:
     program = "import sys\nsys.argv = ['gpuserve', 'status', '--server', 'localhost:1']\n"
     program += "from gpuserve.cli import main\ntry:\n    main()\nexcept SystemExit as end:\n"
     program += "    import json\n    print(json.dumps([end.code, sorted(sys.modules)]))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = finished([sys.executable, "-c", program], check=True)
     code, modules = json.loads(done.stdout)
     assert code == 1
     assert not {one.partition(".")[0] for one in modules} & {"numpy", "grpc", "asyncio", "rich", "yaml"}

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ import pytest
 from commands import status
 from operated import MODELS, Answer, InBackground, OperatedServer
 from operated import config as written
-from processes import measured, wait_ended, wait_until
+from processes import finished, measured, wait_ended, wait_until
 from serving import GPUSERVE
 from worker_process import model
 
@@ -463,6 +462,6 @@ def test_wrong_ranks_are_refused_with_a_sentence(tmp_path: Path, changes: dict[s
     if "callable" in changes:
         del given["kwargs"]
     file = written(tmp_path, given)
-    done = subprocess.run([GPUSERVE, "check", str(file)], capture_output=True, text=True, check=False)
+    done = finished([GPUSERVE, "check", str(file)])
     assert done.returncode != 0
     assert told in done.stdout + done.stderr

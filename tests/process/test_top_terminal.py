@@ -13,6 +13,7 @@ import pytest
 from config_file import served
 from dev_terminal import Terminal
 from ensembles import member
+from processes import finished
 from serving import GPUSERVE, Addresses
 
 
@@ -61,7 +62,7 @@ def test_a_server_that_ends_is_told_and_ctrl_c_ends_the_picture(tmp_path: Path) 
 def test_scripts_get_a_table_or_json(server: Addresses) -> None:
     def top(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [GPUSERVE, "top", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        return finished(command)
 
     sample = json.loads(top("--once", "--json", "--server", server.http).stdout)
     assert [one["name"] for one in sample["models"]] == ["doubled"]

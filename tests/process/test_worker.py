@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from models.stepped import WIDE_AT
+from processes import finished
 from worker_process import TIMEOUT_S, WorkerProcess, floats, large, loaded, model, output
 
 from gpuserve_worker.protocol import wire
@@ -49,13 +50,7 @@ def test_another_protocol_is_refused() -> None:
 
 
 def test_it_is_not_started_by_hand() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuserve_worker"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = finished([sys.executable, "-m", "gpuserve_worker"])
     assert done.returncode == 2
     assert "started by the supervisor" in done.stderr
 
