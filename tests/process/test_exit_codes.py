@@ -65,7 +65,7 @@ def test_no_port_says_ready_before_every_model_is_loaded(tmp_path: Path, orders:
     port = unlikely_port()
     flags = ("--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0")
     file = config(tmp_path, model("slow", orders, "load_slowly"), model("well", well))
-    with OperatedServer(file, *flags).until_ended() as server:
+    with OperatedServer(file, *flags) as server:
         server.addresses["HTTP"] = f"localhost:{port}"
         seen: set[int] = set()
         ready = threading.Event()
@@ -83,6 +83,7 @@ def test_no_port_says_ready_before_every_model_is_loaded(tmp_path: Path, orders:
         orders.open()
         server.wait_ready()
         assert server.status("/v2/health/ready") == 200
+        assert server.end() == 0
 
 
 @pytest.mark.thorough

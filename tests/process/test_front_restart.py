@@ -109,7 +109,7 @@ def test_a_front_that_dies_while_models_load_is_replaced(tmp_path: Path, orders:
     orders.shut()
     port = unlikely_port()
     flags = ("--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0")
-    with OperatedServer(config(tmp_path, model("m", orders, "load_slowly")), *flags).until_ended() as server:
+    with OperatedServer(config(tmp_path, model("m", orders, "load_slowly")), *flags) as server:
         server.addresses["HTTP"] = f"localhost:{port}"
         wait_until(lambda: server.status("/v2/health/live") == 200, "the front accepts")
         first = server.front
@@ -118,17 +118,19 @@ def test_a_front_that_dies_while_models_load_is_replaced(tmp_path: Path, orders:
         orders.open()
         server.wait_ready()
         assert server.infer("m", 1.0).output("y") == [2.0]
+        assert server.end() == 0
 
 
 @pytest.mark.thorough
 def test_a_front_that_is_killed_before_it_ever_accepted_is_tried_once_more(
     tmp_path: Path, orders: Orders
 ) -> None:
-    with OperatedServer(config(tmp_path, model("m", orders))).until_ended() as server:
+    with OperatedServer(config(tmp_path, model("m", orders))) as server:
         wait_until(lambda: server.front, "the front is started")
         os.kill(server.front, signal.SIGKILL)
         server.wait_ready()
         assert server.infer("m", 1.0).output("y") == [2.0]
+        assert server.end() == 0
 
 
 @pytest.mark.thorough

@@ -150,12 +150,13 @@ def test_a_process_that_does_not_handle_signals_yet_survives_the_request_for_its
     """Python may take this long to start from a slow file system."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_START)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with operated(tmp_path, orders).until_ended() as server:
+    with operated(tmp_path, orders) as server:
         with open(tmp_path / "sitecustomize.py", "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             server.wait_log("has sent no heartbeat for", times=N_INGRESS)
         server.wait_ready()
         assert sum(ingress_metric(server, "restarts_total")) == 0
+        assert server.end() == 0
 
 
 @pytest.mark.thorough

@@ -76,7 +76,7 @@ def files(runtime: Path) -> set[str]:
 def test_another_user_who_has_the_abstract_names_hinders_nobody(runtime: Path, tmp_path: Path) -> None:
     port = unlikely_port()
     names = (ControlName(os.geteuid(), "127.0.0.1", port).encode(), attach_name(os.geteuid(), port))
-    with squatter(*names), operated(tmp_path, port).until_ended() as server:
+    with squatter(*names), operated(tmp_path, port) as server:
         waiting = InBackground(Server.attach, f"localhost:{port}", timeout_s=TIMEOUT_S)
         server.wait_ready()
         waiting.result().stop()
@@ -94,6 +94,7 @@ def test_another_user_who_has_the_abstract_names_hinders_nobody(runtime: Path, t
         assert {f"control-127.0.0.1:{port}", f"port-{port}"} <= files(runtime)
         modes = {stat.filemode((runtime / name).stat().st_mode) for name in files(runtime)}
         assert modes == {"srw-------"}
+        assert server.end() == 0
     assert files(runtime) == set()
 
 
