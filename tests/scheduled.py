@@ -25,6 +25,13 @@ class Watchable(QueuedRequest):
     __slots__ = ("__weakref__",)
 
 
+def must_next(scheduler: Scheduler, *now: Any) -> Batch:
+    """Return the batch that the scheduler forms now."""
+    batch = scheduler.next_batch(*now)
+    assert batch is not None
+    return batch
+
+
 class Clocked:
     """A scheduler, its instances, and a clock that only moves when told."""
 
@@ -46,9 +53,7 @@ class Clocked:
         return self.scheduler.next_batch(self.now)
 
     def must_next(self) -> Batch:
-        batch = self.next()
-        assert batch is not None
-        return batch
+        return must_next(self.scheduler, self.now)
 
     def expire_at(self, at_us: int) -> list[QueuedRequest]:
         self.at_us = at_us

@@ -10,12 +10,13 @@ import dataclasses
 import itertools
 import math
 import sys
+from typing import Any
 
 import pytest
 from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduled import Model, model_spec
+from scheduled import Model, model_spec, must_next
 
 from gpuserve.core.errors import Code, QueueFull, Unavailable
 from gpuserve.front.requests.inference import InferRequest, InputTensor
@@ -30,9 +31,7 @@ from gpuserve_worker.protocol.tensor import TensorSpec
 
 
 @pytest.mark.parametrize(("max_batch_size", "merge"), [(0, True), (8, False), (0, False)])
-def test_b1_without_merging_every_request_is_alone_in_order_and_at_once(
-    max_batch_size: int, merge: bool
-) -> None:
+def test_b1_without_merging_requests_run_alone_in_order_and_at_once(max_batch_size: int, merge: bool) -> None:
     model = Model(max_batch_size=max_batch_size, merge=merge, delay_us=1000, instances=3)
     first, second, third = (model.submit(rows) for rows in (1, 3, 2))
     batches = [model.must_next() for _ in range(3)]
@@ -42,36 +41,49 @@ def test_b1_without_merging_every_request_is_alone_in_order_and_at_once(
     assert all(batch.alone for batch in batches)
 
 
-def test_b2_the_default_preferred_size_is_max_batch_size() -> None:
-    model = Model(max_batch_size=4, delay_us=1000)
+@pytest.mark.parametrize(
+    ("options", "rows", "at_once", "after_the_delay"),
+    [
+        # B-3: rows never exceed max_batch_size, and no request is cut.
+        ({}, (3, 4, 2, 8, 1), [7, 2, 8, 1], []),
+        # B-3: a request that would exceed max_batch_size sends the rows before it.
+        ({"delay_us": 1000}, (5, 4), [5], [4]),
+        # B-4: the best size is the largest preferred size that the walk hits.
+        ({"max_batch_size": 16, "preferred": (2, 4, 8), "delay_us": 1000}, (1,) * 7, [4, 2], [1]),
+        # B-4: if the walk goes over the largest preferred size, the rows before are best.
+        ({"preferred": (4,), "delay_us": 1000}, (3, 3), [3], [3]),
+        # B-5.1: the best size is sent although more is queued.
+        ({"max_batch_size": 16, "preferred": (8,), "delay_us": 1000}, (1,) * 10, [8], [2]),
+        # B-5.2: a single request over every preferred size does not wait.
+        ({"preferred": (4,), "delay_us": 1000}, (5,), [5], []),
+        # B-6: without a delay nothing waits.
+        ({"preferred": (4, 8)}, (1,) * 6, [4, 2], []),
+        ({"preferred": (4, 8)}, (1,) * 3, [3], []),
+        # B-8: everything that was walked goes when the delay has run out.
+        ({"preferred": (4, 8), "delay_us": 1000}, (1,) * 3, [], [3]),
+    ],
+)
+def test_sizes_of_batches(
+    options: dict[str, Any], rows: tuple[int, ...], at_once: list[int], after_the_delay: list[int]
+) -> None:
+    model = Model(**options)
+    for number in rows:
+        model.submit(number)
+    assert model.run_all() == at_once
+    assert model.count("queued_rows") == sum(after_the_delay)
+    model.at_us = 1000
+    assert model.run_all() == after_the_delay
+
+
+@pytest.mark.parametrize("options", [{"max_batch_size": 4}, {"preferred": (4, 8)}])
+def test_b2_b5_4_an_arrival_that_meets_a_preferred_size_ends_the_wait(options: dict[str, Any]) -> None:
+    """The default preferred size is max_batch_size."""
+    model = Model(delay_us=1000, **options)
     model.submit_many(3)
     assert model.next() is None
+    model.at_us = 10
     model.submit()
     assert model.run_all() == [4]
-
-
-def test_b3_no_batch_is_formed_without_a_free_slot() -> None:
-    model = Model(instances=0)
-    model.submit_many(3)
-    assert model.next() is None
-    model.scheduler.instance_up("late")
-    assert model.must_next().rows == 3
-
-
-def test_b3_rows_never_exceed_max_batch_size_and_no_request_is_cut() -> None:
-    model = Model(max_batch_size=8)
-    for rows in (3, 4, 2, 8, 1):
-        model.submit(rows)
-    assert model.run_all() == [7, 2, 8, 1]
-
-
-def test_b3_what_would_exceed_max_batch_size_sends_what_is_there_now() -> None:
-    model = Model(max_batch_size=8, delay_us=1000)
-    model.submit(5)
-    assert model.next() is None
-    model.submit(4)
-    assert model.run_all() == [5]
-    assert model.count("queued_rows") == 4
 
 
 def test_requests_of_another_shape_do_not_end_the_delay() -> None:
@@ -136,33 +148,6 @@ def test_a_rare_shape_is_not_passed_by_batches_that_an_instance_holds(delay_us: 
     assert rare in [one for batch in running for one in batch.requests]
 
 
-def test_b4_the_largest_preferred_size_that_the_walk_hits_is_best() -> None:
-    model = Model(max_batch_size=16, preferred=(2, 4, 8), delay_us=1000)
-    model.submit_many(7)
-    assert model.must_next().rows == 4
-
-
-def test_b4_going_over_the_largest_preferred_size_makes_what_came_before_best() -> None:
-    model = Model(max_batch_size=8, preferred=(4,), delay_us=1000)
-    model.submit(3)
-    model.submit(3)
-    assert model.must_next().rows == 3
-    model.scheduler.complete(0)
-    assert model.next() is None, "three rows alone wait for a fourth"
-
-
-def test_b5_1_best_is_sent_although_more_is_queued() -> None:
-    model = Model(max_batch_size=16, preferred=(8,), delay_us=1000)
-    model.submit_many(10)
-    assert model.must_next().rows == 8
-
-
-def test_b5_2_a_single_request_over_every_preferred_size_does_not_wait() -> None:
-    model = Model(max_batch_size=8, preferred=(4,), delay_us=1000)
-    model.submit(5)
-    assert model.must_next().rows == 5
-
-
 def test_b5_2_best_goes_beside_another_shape() -> None:
     model = Model(preferred=(4, 8), delay_us=1000)
     model.submit_many(6, key="a")
@@ -193,27 +178,6 @@ def test_b5_4_the_nearest_deadline_of_a_waiting_request_wakes_earlier() -> None:
     assert model.wakeup_us() == 300
 
 
-def test_b5_4_an_arrival_that_meets_a_preferred_size_ends_the_wait() -> None:
-    model = Model(preferred=(4, 8), delay_us=1000)
-    model.submit_many(3)
-    assert model.next() is None
-    model.at_us = 10
-    model.submit()
-    assert model.run_all() == [4]
-
-
-def test_b6_without_delay_six_go_as_four_and_two() -> None:
-    model = Model(preferred=(4, 8))
-    model.submit_many(6)
-    assert model.run_all() == [4, 2]
-
-
-def test_b6_without_delay_three_go_at_once() -> None:
-    model = Model(preferred=(4, 8))
-    model.submit_many(3)
-    assert model.run_all() == [3]
-
-
 def test_b7_with_delay_six_at_once_send_four_and_two_start_anew() -> None:
     model = Model(preferred=(4, 8), delay_us=1000)
     requests = model.submit_many(6)
@@ -224,29 +188,24 @@ def test_b7_with_delay_six_at_once_send_four_and_two_start_anew() -> None:
     assert batch.requests == requests[4:] + late
 
 
-def test_b8_when_the_delay_has_run_out_everything_walked_goes() -> None:
-    model = Model(preferred=(4, 8), delay_us=1000)
-    model.submit_many(3)
-    assert model.run_all() == []
-    model.at_us = 1000
-    assert model.run_all() == [3]
-
-
-def test_b8_when_the_delay_has_run_out_best_does_not_count() -> None:
-    model = Model(instances=0, preferred=(4, 8), delay_us=1000)
-    model.submit_many(6)
+@pytest.mark.parametrize(
+    ("options", "rows", "sizes"),
+    [
+        ({}, (1, 1, 1), [3]),  # B-3: no batch is formed without a free slot
+        ({"preferred": (4, 8), "delay_us": 1000}, (1,) * 6, [6]),  # B-8: the best size does not count
+        ({"delay_us": 1000}, (5, 4), [5, 4]),  # B-8: max_batch_size still counts
+    ],
+)
+def test_b3_b8_batches_of_an_instance_that_comes_after_the_delay(
+    options: dict[str, Any], rows: tuple[int, ...], sizes: list[int]
+) -> None:
+    model = Model(instances=0, **options)
+    for number in rows:
+        model.submit(number)
+    assert model.next() is None
     model.at_us = 1500
     model.scheduler.instance_up("late")
-    assert model.run_all() == [6]
-
-
-def test_b8_when_the_delay_has_run_out_max_batch_size_still_counts() -> None:
-    model = Model(instances=0, delay_us=1000)
-    model.submit(5)
-    model.submit(4)
-    model.at_us = 1000
-    model.scheduler.instance_up("late")
-    assert model.run_all() == [5, 4]
+    assert model.run_all() == sizes
 
 
 # ---- late binding ---------------------------------------------------------------------------
@@ -303,53 +262,33 @@ def test_an_instance_cannot_be_up_twice() -> None:
 
 def test_the_queue_is_limited_in_requests() -> None:
     model = Model(instances=0, max_requests=2)
-    model.submit_many(2)
+    first, _ = model.submit_many(2)
+    rejected = QueuedRequest(1, 1, "")
     with pytest.raises(QueueFull, match=r"^Exceeds maximum queue size of 2 requests$") as caught:
-        model.submit()
-    assert caught.value.code is Code.UNAVAILABLE
+        model.scheduler.submit(rejected, model.now)
+    assert (caught.value.code, rejected.state) == (Code.UNAVAILABLE, RequestState.NEW)
     assert (model.count("queued"), model.count("accepted"), model.count("rejected")) == (2, 2, 1)
-
-
-def test_running_requests_do_not_count_towards_the_limit() -> None:
-    model = Model(max_requests=1)
-    model.submit()
-    model.must_next()
-    model.submit()
+    assert model.scheduler.cancel(first)
+    assert model.submit().state is RequestState.QUEUED, "a cancelled request makes room at once"
+    model.scheduler.instance_up("i0")
+    assert model.must_next().rows == 2
+    model.submit_many(2)  # running requests do not count
     with pytest.raises(QueueFull):
         model.submit()
 
 
-def test_the_queue_is_limited_in_bytes() -> None:
-    model = Model(instances=0, max_nbytes=100)
+def test_the_queue_is_limited_in_bytes_but_an_empty_queue_takes_any_request() -> None:
+    model = Model(max_nbytes=100)
     model.submit(nbytes=60)
     model.submit(nbytes=40)
     with pytest.raises(QueueFull, match="of 100 bytes: 100 bytes are queued and the request has 1"):
         model.submit(nbytes=1)
     assert model.count("queued_nbytes") == 100
-
-
-def test_an_empty_queue_takes_a_request_larger_than_the_limit() -> None:
-    model = Model(max_nbytes=100)
-    model.submit(nbytes=1000)
-    with pytest.raises(QueueFull):
-        model.submit(nbytes=1)
-    assert model.run_all() == [1]
-    assert model.submit(nbytes=1000).state is RequestState.QUEUED
-
-
-def test_a_cancelled_request_makes_room_at_once() -> None:
-    model = Model(instances=0, max_requests=1)
-    assert model.scheduler.cancel(model.submit())
-    assert model.submit().state is RequestState.QUEUED
-
-
-def test_a_rejected_request_is_untouched() -> None:
-    model = Model(instances=0, max_requests=1)
-    model.submit()
-    rejected = QueuedRequest(1, 1, "")
-    with pytest.raises(QueueFull):
-        model.scheduler.submit(rejected, 0.0)
-    assert rejected.state is RequestState.NEW
+    for _ in range(2):
+        assert sum(model.run_all())
+        assert model.submit(nbytes=1000).state is RequestState.QUEUED
+        with pytest.raises(QueueFull):
+            model.submit(nbytes=1)
 
 
 def test_a_draining_scheduler_refuses_the_new_and_runs_the_queued() -> None:
@@ -367,8 +306,7 @@ def test_an_instance_that_holds_all_it_may_has_no_room_under_its_name() -> None:
     model = Model(instances=2, max_batch_size=1)
     model.submit_many(3)
     assert model.scheduler.with_room() == ["i0", "i1"]
-    busy = model.scheduler.next_batch(model.now, "i1")
-    assert busy is not None
+    busy = must_next(model.scheduler, model.now, "i1")
     assert model.scheduler.with_room() == ["i0"]
     assert model.scheduler.next_batch(model.now, "i1") is None
     model.scheduler.complete(busy.batch_id)
@@ -382,8 +320,7 @@ def test_batches_are_bounded_in_elements_and_learn_what_the_memory_holds() -> No
     def rows_of_next(*lengths: int) -> int:
         for length in lengths:
             scheduler.submit(QueuedRequest(1, 1, "", row_elements=length), 0.0)
-        batch = scheduler.next_batch(0.0)
-        assert batch is not None
+        batch = must_next(scheduler, 0.0)
         scheduler.complete(batch.batch_id)
         if batch.rows == 8:
             scheduler.exceeded_memory(batch)
@@ -401,14 +338,8 @@ def test_batches_are_bounded_in_elements_and_learn_what_the_memory_holds() -> No
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(
-    st.lists(st.integers(1, 150), min_size=1, max_size=20),
-    st.sampled_from([0, 100]),
-    st.integers(0, 6),
-)
-def test_a_batch_never_exceeds_the_limit_of_bytes_and_is_not_smaller_than_need_be(
-    sizes: list[int], limit: int, before: int
-) -> None:
+@given(st.lists(st.integers(1, 150), min_size=1, max_size=20), st.sampled_from([0, 100]), st.integers(0, 6))
+def test_batches_are_as_large_as_the_limit_of_bytes_allows(sizes: list[int], limit: int, before: int) -> None:
     """``before`` requests arrive and are looked at before the others do."""
     batching = BatchingSpec(max_batch_nbytes=limit, max_queue_delay_us=1000)
     scheduler = ModelScheduler(model_spec(max_batch_size=64, batching=batching))

@@ -25,12 +25,10 @@ from gpuserve.front.scheduling.slots import Batch
 
 def test_a_cancelled_request_in_the_queue_never_runs() -> None:
     model = Model()
-    first, second, third = model.submit_many(3)
-    assert model.scheduler.cancel(second) is True
-    assert model.must_next().requests == [first, third]
-    assert second.state is RequestState.FINISHED
-    assert second.cancelled
-    assert model.count("cancelled") == 1
+    first, odd, last = (model.submit(key=key) for key in "aba")
+    assert model.scheduler.cancel(odd) is True
+    assert model.must_next().requests == [first, last], "its neighbours share a batch"
+    assert (odd.state, odd.cancelled, model.count("cancelled")) == (RequestState.FINISHED, True, 1)
 
 
 def test_cancelling_inside_a_waiting_batch_moves_the_delay_to_the_next_oldest() -> None:
@@ -47,31 +45,17 @@ def test_cancelling_inside_a_waiting_batch_moves_the_delay_to_the_next_oldest() 
     assert model.run_all() == [2]
 
 
-def test_cancelling_the_odd_one_out_lets_its_neighbours_share_a_batch() -> None:
-    model = Model()
-    first, odd, last = (model.submit(key=key) for key in "aba")
-    assert model.scheduler.cancel(odd)
-    assert model.must_next().requests == [first, last]
-
-
 def test_cancelling_a_running_request_only_drops_its_result() -> None:
     model = Model()
     request, other = model.submit_many(2)
     batch = model.must_next()
-    assert model.scheduler.cancel(request) is False
-    assert model.scheduler.cancel(request) is False
-    assert (request.cancelled, request.state) == (True, RequestState.RUNNING)
+    for _ in range(2):
+        assert model.scheduler.cancel(request) is False
+        assert (request.cancelled, request.state) == (True, RequestState.RUNNING)
     assert model.scheduler.complete(batch.batch_id).requests == [request, other]
+    assert model.scheduler.cancel(other) is False, "it has finished"
+    assert other.cancelled is False
     assert (model.count("finished"), model.count("cancelled")) == (1, 1)
-
-
-def test_cancelling_a_finished_request_changes_nothing() -> None:
-    model = Model()
-    request = model.submit()
-    assert model.run_all() == [1]
-    assert model.scheduler.cancel(request) is False
-    assert request.cancelled is False
-    assert (model.count("finished"), model.count("cancelled")) == (1, 0)
 
 
 def test_cancelled_requests_do_not_pile_up_while_nothing_can_run() -> None:
@@ -165,37 +149,27 @@ def test_deadlines_of_departed_requests_are_forgotten() -> None:
 # ---- the death of an instance ---------------------------------------------------------------
 
 
-def test_what_may_have_killed_a_worker_waits_for_an_instance_without_company() -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_what_may_have_killed_a_worker_waits_for_an_instance_without_company(is_cancelled: bool) -> None:
     model = Model(instances=0, max_batch_size=1)
     model.scheduler.instance_up("first", 2)
-    (died,) = model.submit_many(1)
+    died = model.submit()
     model.must_next()
     model.scheduler.instance_up("second", 2)
-    (company,) = model.submit_many(1)
+    company = model.submit()
     beside = model.must_next()
     assert (beside.instance, beside.requests) == ("second", [company])
     model.scheduler.instance_down("first")
-    (fresh,) = model.submit_many(1)
+    fresh = model.submit()
     assert model.next() is None, "the second runs something, and nothing goes before what died"
-    model.scheduler.complete(beside.batch_id)
-    alone = model.must_next()
-    assert (alone.requests, alone.slots) == ([died], 2)
-    model.scheduler.complete(alone.batch_id)
+    if is_cancelled:
+        assert model.scheduler.cancel(died)
+    else:
+        model.scheduler.complete(beside.batch_id)
+        alone = model.must_next()
+        assert (alone.requests, alone.slots) == ([died], 2)
+        model.scheduler.complete(alone.batch_id)
     assert model.must_next().requests == [fresh]
-
-
-def test_once_it_is_taken_back_the_others_need_no_seclusion() -> None:
-    model = Model(instances=0, max_batch_size=1)
-    model.scheduler.instance_up("first", 2)
-    (died,) = model.submit_many(1)
-    model.must_next()
-    model.scheduler.instance_up("second", 2)
-    model.submit_many(1)
-    model.must_next()
-    model.scheduler.instance_down("first")
-    fresh = model.submit_many(2)
-    assert model.scheduler.cancel(died)
-    assert model.must_next().requests == [fresh[0]], "beside what runs there already"
 
 
 def test_requests_of_a_dead_instance_run_again_first_alone_and_in_order() -> None:
@@ -229,20 +203,14 @@ def test_requests_of_several_dead_instances_run_again_by_age() -> None:
     assert again == older + younger
 
 
-def test_every_batch_that_the_dead_instance_held_is_run_again() -> None:
-    model = Model(prefetch=1, max_batch_size=2)
-    requests = model.submit_many(4)
-    assert [model.must_next().requests, model.must_next().requests] == [requests[:2], requests[2:]]
-    assert model.scheduler.instance_down("i0") == []
-    assert model.count("queued") == 4
-
-
-def test_a_batch_that_had_not_begun_is_not_counted_as_tried() -> None:
-    model = Model(prefetch=1, max_batch_size=1, retry_on_death=False)
+@pytest.mark.parametrize("retry_on_death", [True, False])
+def test_a_batch_that_had_not_begun_is_run_again_and_not_counted_as_tried(retry_on_death: bool) -> None:
+    model = Model(prefetch=1, max_batch_size=1, retry_on_death=retry_on_death)
     running, waiting = model.submit(), model.submit()
     assert [model.must_next().requests, model.must_next().requests] == [[running], [waiting]]
-    assert model.scheduler.instance_down("i0") == [running]
+    assert model.scheduler.instance_down("i0") == ([] if retry_on_death else [running])
     assert (running.attempts, waiting.attempts, waiting.state) == (1, 0, RequestState.QUEUED)
+    assert model.count("queued") == 1 + retry_on_death
 
 
 def short_batches(model: Model, count: int) -> list[Batch]:
@@ -290,9 +258,7 @@ def test_a_request_under_which_two_workers_died_is_lost() -> None:
 
 
 @pytest.mark.parametrize(("retry_on_death", "retriable"), [(False, True), (True, False)])
-def test_a_request_that_may_not_run_twice_is_lost_with_its_worker(
-    retry_on_death: bool, retriable: bool
-) -> None:
+def test_a_request_that_may_not_run_twice_is_lost(retry_on_death: bool, retriable: bool) -> None:
     model = Model(retry_on_death=retry_on_death)
     requests = [model.submit(retriable=retriable) for _ in range(2)]
     model.must_next()
@@ -334,22 +300,17 @@ def test_a_full_queue_still_takes_back_what_it_accepted() -> None:
         model.submit()
 
 
-def test_the_end_of_a_batch_of_a_dead_instance_is_unknown() -> None:
-    model = Model()
+def test_a_death_told_twice_does_nothing_and_its_batches_are_unknown() -> None:
+    model = Model(instances=2)
     model.submit()
     batch = model.must_next()
-    model.scheduler.instance_down("i0")
-    model.scheduler.instance_up("i0")
+    for _ in range(2):
+        assert model.scheduler.instance_down(batch.instance) == []
+        assert (model.count("instances"), model.count("room")) == (1, 1)
+    model.scheduler.instance_up(batch.instance)
     with pytest.raises(KeyError):
         model.scheduler.complete(batch.batch_id)
-    assert model.count("room") == 1
-
-
-def test_a_death_told_twice_does_nothing() -> None:
-    model = Model(instances=2)
-    assert model.scheduler.instance_down("i0") == []
-    assert model.scheduler.instance_down("i0") == []
-    assert (model.count("instances"), model.count("room")) == (1, 1)
+    assert model.count("room") == 2
 
 
 # ---- states ---------------------------------------------------------------------------------
@@ -371,17 +332,14 @@ def test_an_event_is_legal_in_one_state_only(state: RequestState, event: Any) ->
         assert request.state is state
 
 
-def test_a_request_is_submitted_once() -> None:
+def test_a_request_is_submitted_once_and_cancelled_only_after_that() -> None:
     model = Model()
     request = model.submit()
     with pytest.raises(IllegalTransition, match="state QUEUED cannot submit"):
         model.scheduler.submit(request, 0.0)
     assert model.count("queued") == 1
-
-
-def test_a_request_that_was_never_submitted_cannot_be_cancelled() -> None:
     with pytest.raises(IllegalTransition, match="state NEW cannot cancel"):
-        Model().scheduler.cancel(QueuedRequest(1, 1, ""))
+        model.scheduler.cancel(QueuedRequest(1, 1, ""))
 
 
 def test_statistics_of_a_moment() -> None:
@@ -391,7 +349,7 @@ def test_statistics_of_a_moment() -> None:
     model.submit(rows=3, nbytes=30)
     statistics = model.scheduler.statistics()
     assert batch.requests == running
-    assert statistics._asdict() == {
+    assert statistics._asdict() == dict.fromkeys(statistics._fields, 0) | {
         "queued": 1,
         "queued_rows": 3,
         "queued_nbytes": 30,
@@ -401,17 +359,8 @@ def test_statistics_of_a_moment() -> None:
         "computing_rows": 4,
         "instances": 2,
         "slots": 2,
-        "sequences": 0,
-        "seats": 0,
         "room": 1,
         "accepted": 3,
-        "finished": 0,
-        "rejected": 0,
-        "cancelled": 0,
-        "expired": 0,
-        "retried": 0,
-        "lost": 0,
-        "shape_groups": 0,
     }
     with pytest.raises(AttributeError):
         statistics.queued = 0  # type: ignore[misc]
@@ -426,14 +375,19 @@ def concurrent(at_once: int, **kwargs: Any) -> Model:
     return model
 
 
-def test_all_that_an_instance_had_begun_is_tried_once_more_one_after_the_other() -> None:
-    model = concurrent(4)
+@pytest.mark.parametrize("retry_on_death", [True, False])
+def test_all_that_an_instance_had_begun_is_tried_once_more_one_after_the_other(retry_on_death: bool) -> None:
+    """A stream that was begun is never run again."""
+    model = concurrent(4, retry_on_death=retry_on_death)
     requests = model.submit_many(3)
     for _ in requests:
         model.must_next()
-    assert model.scheduler.instance_down("i0") == []
+    assert model.scheduler.instance_down("i0") == ([] if retry_on_death else requests)
     assert [one.attempts for one in requests] == [1, 1, 1]
+    if not retry_on_death:
+        return
     model.scheduler.instance_up("i0", 4)
+
     late = model.submit()
     for request in requests:
         batch = model.must_next()
@@ -457,11 +411,3 @@ def test_what_kills_workers_takes_nobody_along_twice() -> None:
     assert model.run_all() == [1, 1]
     assert model.count("finished") == 2
     assert [one.attempts for one in others] == [1, 1]
-
-
-def test_a_stream_that_was_begun_is_never_run_again() -> None:
-    model = concurrent(4, retry_on_death=False)
-    requests = model.submit_many(3)
-    for _ in requests:
-        model.must_next()
-    assert model.scheduler.instance_down("i0") == requests

@@ -128,9 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @staticmethod
     def queues() -> st.SearchStrategy[QueueSpec]:
         return st.builds(
-            QueueSpec,
-            max_requests=st.sampled_from([0, 30, 0, 5]),
-            max_nbytes=st.sampled_from([0, 60, 0, 10]),
+            QueueSpec, max_requests=st.sampled_from([0, 30, 0, 5]), max_nbytes=st.sampled_from([0, 60, 0, 10])
         )
 
     def _end(self, request: QueuedRequest, how: str) -> None:
@@ -335,8 +333,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Whether anything was due."""
         due, delayed = self._due(), self._to_be_delayed()
         expired = self.scheduler.expire(self.now)
-        assert set(expired) == set(due)
-        assert len(expired) == len(due)
+        assert (set(expired), len(expired)) == (set(due), len(due))
         for request in expired:
             self._end(request, "expired")
         self.waiting = [request for request in self.waiting if request not in self.ends]

@@ -4,7 +4,6 @@ and it has begun.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,7 @@ from exploring import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
-from scheduled import Model
+from scheduled import Model, must_next
 from test_batcher_properties import SchedulerMachine
 
 from gpuserve.front.requests.inference import InferResponse
@@ -47,7 +46,7 @@ class ComputedMachine(SchedulerMachine):
 
 
 ComputedMachine.TestCase.settings = settings(
-    max_examples=examples(150), stateful_step_count=40, deadline=None
+    max_examples=examples(150), deadline=None, stateful_step_count=40
 )
 TestComputed = ComputedMachine.TestCase
 
@@ -103,8 +102,7 @@ def test_a_computed_batch_keeps_its_resources_until_it_has_ended() -> None:
     limited = RateLimitedSource(model.scheduler, ONE.instances, limiter, lambda: None)
     model.scheduler.instance_up(ONE.instances[0].name)
     model.submit_many(2)
-    batch = limited.next_batch(model.now)
-    assert batch is not None
+    batch = must_next(limited, model.now)
     model.scheduler.computed(batch)
     assert limited.complete(batch.batch_id) is batch
     assert model.count("room") == 2
@@ -122,45 +120,31 @@ async def _three_at_a_worker(scene: Scene) -> None:
     assert len(worker.runs) == 3
 
 
-def test_the_front_sends_the_next_batch_and_answers_each_once() -> None:
-    async def play() -> list[object]:
-        scene = Scene(ONE)
-        await _three_at_a_worker(scene)
-        assert not scene.pending[0].is_over
-        for _ in range(4):
-            scene.workers[0].answer([True])
-            await scene.settle()
-        answers = [one.answer.result() for one in scene.pending]
-        scene.close()
-        return answers
-
-    assert all(isinstance(answer, InferResponse) for answer in asyncio.run(play()))
-
-
-def test_when_the_worker_dies_all_are_run_again_in_their_order() -> None:
-    async def play() -> tuple[list[int], list[object]]:
-        scene = Scene(ONE)
-        await _three_at_a_worker(scene)
-        scene.replace(0)
-        await scene.revive(0)
-        attempts = [one.attempts for one in scene.pending]
-        for _ in range(4):
-            await scene.settle()
-            scene.workers[0].answer([True])
+async def test_the_front_sends_the_next_batch_and_answers_each_once() -> None:
+    scene = Scene(ONE)
+    await _three_at_a_worker(scene)
+    assert not scene.pending[0].is_over
+    for _ in range(4):
+        scene.workers[0].answer([True])
         await scene.settle()
-        answers = [one.answer.result() for one in scene.pending]
-        scene.close()
-        return attempts, answers
+    assert all(isinstance(one.answer.result(), InferResponse) for one in scene.pending)
+    scene.close()
 
-    attempts, answers = asyncio.run(play())
-    assert attempts == [1, 1, 0, 0]
-    assert all(isinstance(answer, InferResponse) for answer in answers)
+
+async def test_when_the_worker_dies_all_are_run_again_in_their_order() -> None:
+    scene = Scene(ONE)
+    await _three_at_a_worker(scene)
+    scene.replace(0)
+    await scene.revive(0)
+    assert [one.attempts for one in scene.pending] == [1, 1, 0, 0]
+    for _ in range(4):
+        await scene.answer([True])
+    assert all(isinstance(one.answer.result(), InferResponse) for one in scene.pending)
+    scene.close()
 
 
 @pytest.mark.parametrize("batch_id", [7, 0])
-async def test_a_batch_that_is_not_there_cannot_be_computed(
-    batch_id: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unknown_batch_cannot_be_computed(batch_id: int, caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(ONE)
     await scene.settle()
     scene.submit(1, 1.0, None)

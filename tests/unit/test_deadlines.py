@@ -12,7 +12,7 @@ from exploring import examples, variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from overloaded import Outcome, poisson, simulate
-from scheduled import Model, model_spec
+from scheduled import Model, model_spec, must_next
 
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
 from gpuserve.front.scheduling.request_queue import QueuedRequest, RemovalReason, RequestState
@@ -124,8 +124,7 @@ def test_a_stream_is_worth_something_before_its_end() -> None:
     sent = [QueuedRequest(1, 1, "", 0.1), QueuedRequest(1, 1, "")]
     for one in sent:
         scheduler.submit(one, 0.0)
-    batch = scheduler.next_batch(0.0)
-    assert batch is not None
+    batch = must_next(scheduler, 0.0)
     assert batch.requests == sent[:1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from device_requests import BoundRequest
-from scheduled import model_spec
+from scheduled import model_spec, must_next
 
 from gpuserve.core.errors import InvalidArgument, QueueFull, RequestError, Unavailable
 from gpuserve.devices.machine import GpuLink
@@ -19,14 +19,7 @@ from gpuserve.front.scheduling.device_scheduler import (
     make_scheduler,
 )
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
-from gpuserve.model.spec import (
-    BatchingSpec,
-    InstanceSpec,
-    ModelSpec,
-    PolicySpec,
-    QueueSpec,
-    SequenceBatching,
-)
+from gpuserve.model.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec, SequenceBatching
 
 DEVICES = {"a": "cuda:0", "b": "cuda:1", "c": "cpu"}
 
@@ -69,27 +62,23 @@ def submit(
 def test_a_request_runs_on_the_device_whose_memory_it_names() -> None:
     one = scheduler("a", "b", "c")
     bound = submit(one, "cuda:1")
-    batch = one.next_batch(0.0)
-    assert batch is not None
+    batch = must_next(one, 0.0)
     assert (batch.instance, batch.requests) == ("b", [bound])
 
 
 def test_it_waits_for_that_device_while_others_have_room() -> None:
     one = scheduler("a", "b")
     first, second = submit(one, "cuda:0"), submit(one)
-    batch = one.next_batch(0.0)
-    assert batch is not None
+    batch = must_next(one, 0.0)
     assert batch.requests == [first]
     later = submit(one, "cuda:0", 1.0)
-    other = one.next_batch(1.0)
-    assert other is not None
+    other = must_next(one, 1.0)
     assert (other.instance, other.requests) == ("b", [second])
     assert one.next_batch(1.0) is None
     one.complete(other.batch_id)
     assert one.next_batch(1.0) is None
     one.complete(batch.batch_id)
-    last = one.next_batch(1.0)
-    assert last is not None
+    last = must_next(one, 1.0)
     assert (last.instance, last.requests) == ("a", [later])
 
 
@@ -130,8 +119,7 @@ def test_what_its_worker_died_under_runs_again_on_the_same_device() -> None:
     assert one.instance_down("a") == []
     assert one.next_batch(0.0) is None, "its device has no instance now"
     one.instance_up("a", 1, "cuda:0")
-    batch = one.next_batch(0.0)
-    assert batch is not None
+    batch = must_next(one, 0.0)
     assert (batch.instance, batch.requests, bound.attempts) == ("a", [bound], 1)
     assert one.instance_down("a") == [bound]
     assert free.attempts == 0
@@ -158,8 +146,7 @@ def test_the_delay_of_a_bound_request_is_its_own() -> None:
     assert one.next_batch(1.0) is None
     assert one.next_wakeup(1.0) == 1.5
     assert one.next_wakeup(1.0, ["a"]) is None
-    batch = one.next_batch(1.5)
-    assert batch is not None
+    batch = must_next(one, 1.5)
     assert batch.instance == "b"
 
 
@@ -232,9 +219,8 @@ def test_regions_of_two_devices_are_refused() -> None:
 
 def test_sequences_on_several_devices_take_no_device_memory() -> None:
     in_sequences = SequenceBatching(strategy="oldest")
-    assert "sequences of model 'm'" in str(
-        refusal(spec("cuda:0", "cuda:1", sequence=in_sequences), asking("cuda:0"))
-    )
+    on_two = spec("cuda:0", "cuda:1", sequence=in_sequences)
+    assert "sequences of model 'm'" in str(refusal(on_two, asking("cuda:0")))
     on_one = spec("cuda:0", "cuda:0", sequence=in_sequences)
     DeviceCheck(on_one, ModelInstances({"m_0": "cuda:0", "m_1": "cuda:0"})).check(asking("cuda:0"))
 
@@ -264,22 +250,17 @@ def linked(device: str, other: str) -> GpuLink:
 @pytest.mark.parametrize(
     ("busy", "near", "instance"),
     [
-        ("", "cuda:0", "a"),
-        ("", "cuda:1", "b"),
-        ("", "cpu", "c"),
-        ("a", "cuda:0", "b"),
-        ("b", "cuda:1", "a"),
-        ("ab", "cuda:1", "c"),
+        ("", "cuda:0", "a"), ("", "cuda:1", "b"), ("", "cpu", "c"), ("a", "cuda:0", "b"),
+        ("b", "cuda:1", "a"), ("ab", "cuda:1", "c"),
     ],
-)
+)  # fmt: skip
 def test_a_step_runs_on_the_nearest_device_that_has_room(busy: str, near: str, instance: str) -> None:
     one = scheduler("c", "b", "a", link_between=linked)
     for name in busy:
         submit(one, DEVICES[name])
         assert one.next_batch(0.0) is not None
     step = submit(one, near=near)
-    batch = one.next_batch(1.0)
-    assert batch is not None
+    batch = must_next(one, 1.0)
     assert (batch.instance, batch.requests) == (instance, [step])
 
 

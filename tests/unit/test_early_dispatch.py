@@ -75,13 +75,11 @@ def test_what_could_grow_does_not_go_before() -> None:
     assert model.must_next().rows == 4
 
 
-def test_short_calls_go_ahead_as_many_as_end_within_the_lead_but_no_more_than_a_number() -> None:
-    model = Leading(took_s=0.3 * MS, max_batch_size=0)
+@pytest.mark.parametrize(("took_s", "count"), [(0.3 * MS, 4), (0.01 * MS, 16)])
+def test_short_calls_that_end_within_the_lead_go_ahead_up_to_a_number(took_s: float, count: int) -> None:
+    model = Leading(took_s, max_batch_size=0)
     model.submit(20)
-    assert len([*iter(model.next, None)]) == 4  # 0.3, 0.6, 0.9: one more
-    model = Leading(took_s=0.01 * MS, max_batch_size=0)
-    model.submit(20)
-    assert len([*iter(model.next, None)]) == 16
+    assert len([*iter(model.next, None)]) == count
 
 
 def test_with_several_instances_it_goes_to_the_first_to_be_free_and_never_past_an_idle_one() -> None:
@@ -114,15 +112,15 @@ def test_a_batch_that_takes_longer_than_expected_has_one_behind_it_and_no_more()
     assert model.next() is None
 
 
-def test_behind_a_batch_that_should_have_ended_nothing_is_held() -> None:
-    for took_s in (0.05 * MS, 5 * MS):
-        model = Leading(took_s)
-        model.submit(4)
-        model.must_next()
-        model.now = took_s + 1.1 * MS
-        model.submit(8)
-        assert model.next() is None
-        assert model.scheduler.next_wakeup(model.now) is None
+@pytest.mark.parametrize("took_s", [0.05 * MS, 5 * MS])
+def test_behind_a_batch_that_should_have_ended_nothing_is_held(took_s: float) -> None:
+    model = Leading(took_s)
+    model.submit(4)
+    model.must_next()
+    model.now = took_s + 1.1 * MS
+    model.submit(8)
+    assert model.next() is None
+    assert model.scheduler.next_wakeup(model.now) is None
 
 
 def test_where_times_differ_nothing_is_bound_early_beside_another_instance() -> None:
@@ -159,24 +157,19 @@ def test_a_death_has_tried_what_ran_and_not_what_was_held() -> None:
         {"decoupled": True},
         {"concurrency": 1},
         {"instances": (InstanceSpec("i0", "cuda:0", {}),)},
+        {"up": 0, "slots": 2},
     ],
 )
 def test_who_takes_more_at_once_or_holds_some_at_all_times_does_not_lead(options: dict[str, Any]) -> None:
+    slots = options.pop("slots", 1)
     model = Leading(**options)
+    if slots > 1:
+        model.scheduler.instance_up("a", slots=slots)
+        for _ in range(2):
+            model.submit(4)
+            model.end(model.must_next(), 5 * MS)
     model.submit(40)
-    assert len([*iter(model.next, None)]) == 1 + options.get("prefetch", 0)
-    model.now = 4.9 * MS
-    assert model.next() is None
-
-
-def test_an_instance_that_runs_several_at_once_does_not_lead() -> None:
-    model = Leading(up=0)
-    model.scheduler.instance_up("a", slots=2)
-    for _ in range(2):
-        model.submit(4)
-        model.end(model.must_next(), 5 * MS)
-    model.submit(40)
-    assert len([*iter(model.next, None)]) == 2
+    assert len([*iter(model.next, None)]) == slots + options.get("prefetch", 0)
     model.now = 4.9 * MS
     assert model.next() is None
 
@@ -238,9 +231,7 @@ class Server:
 
 
 @pytest.mark.parametrize("instances", [1, 2, 4])
-def test_at_95_percent_the_tail_is_that_of_the_ideal_server_though_a_batch_takes_its_way(
-    instances: int,
-) -> None:
+def test_at_95_percent_load_the_tail_is_near_that_of_the_ideal_server(instances: int) -> None:
     at = arrivals(instances, 0.95, 3.0 / instances)
     server = Server(at, instances)
     server.run()

@@ -12,7 +12,7 @@ import pytest
 from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduled import model_spec
+from scheduled import model_spec, must_next
 
 from gpuserve.core.errors import QueueFull
 from gpuserve.front.scheduling.model_scheduler import ModelScheduler
@@ -37,9 +37,7 @@ class OfClient(QueuedRequest):
 def scheduler(max_batch_size: int = 1, *, instances: int = 1, **queue: Any) -> ModelScheduler:
     batching = queue.pop("batching", BatchingSpec())
     spec = model_spec(
-        max_batch_size=max_batch_size,
-        batching=batching,
-        queue=QueueSpec(**{"fairness": "client"} | queue),
+        max_batch_size=max_batch_size, batching=batching, queue=QueueSpec(**{"fairness": "client"} | queue)
     )
     made = ModelScheduler(spec)
     for number in range(instances):
@@ -70,17 +68,23 @@ def names(requests: list[list[Any]]) -> str:
 # ---- turns --------------------------------------------------------------------------------
 
 
-def test_clients_alternate() -> None:
-    model = scheduler()
-    send(model, "aaaaabbb")
-    assert names(run_all(model)) == "abababaa"
+@pytest.mark.parametrize(
+    ("max_batch_size", "sent", "batches"),
+    [
+        (1, "aaaaabbb", "a b a b a b a a"),
+        (4, "aaaaaabb", "abab aaaa"),  # a batch holds requests of several clients
+    ],
+)
+def test_clients_alternate(max_batch_size: int, sent: str, batches: str) -> None:
+    model = scheduler(max_batch_size)
+    send(model, sent)
+    assert [names([one]) for one in run_all(model)] == batches.split()
 
 
 def test_who_comes_later_is_next_in_turn() -> None:
     model = scheduler()
     send(model, "aaaa")
-    first = model.next_batch(0.0)
-    assert first is not None
+    first = must_next(model, 0.0)
     send(model, "ba")
     model.complete(first.batch_id)
     assert names(run_all(model)) == "abaaa"
@@ -94,12 +98,6 @@ def test_a_turn_is_counted_in_rows() -> None:
     for one in itertools.chain(*run_all(model)[:2]):
         rows[one.name] += one.rows
     assert rows == {"a": 8, "b": 8}
-
-
-def test_a_batch_holds_requests_of_several_clients() -> None:
-    model = scheduler(4)
-    send(model, "aaaaaabb")
-    assert [names([one]) for one in run_all(model)] == ["abab", "aaaa"]
 
 
 def test_priorities_go_before_turns() -> None:
@@ -142,11 +140,9 @@ def test_saturated_clients_get_the_same(rows_of: list[list[int]], max_batch_size
 
 @settings(max_examples=examples(100), deadline=None)
 @given(
-    st.lists(st.integers(1, 8), max_size=40),
-    st.sampled_from([0, 8]),
-    st.sets(st.integers(1, 8), max_size=2),
+    st.lists(st.integers(1, 8), max_size=40), st.sampled_from([0, 8]), st.sets(st.integers(1, 8), max_size=2)
 )
-def test_a_client_alone_gets_what_it_would_without_fairness(
+def test_a_client_alone_is_served_as_without_fairness(
     rows: list[int], max_batch_size: int, preferred: set[int]
 ) -> None:
     batching = BatchingSpec(0, tuple(sorted(preferred)) if max_batch_size else ())
@@ -280,8 +276,7 @@ def test_cancelled_requests_do_not_use_up_turns() -> None:
     sent = send_shapes(model, "ax ax ax by ax bx ax bx")
     for one in sent[:3]:
         model.cancel(one)
-    first = model.next_batch(0.0)
-    assert first is not None
+    first = must_next(model, 0.0)
     assert shown([first.requests]) == "ax bx", "the turn of a is not over"
 
 
@@ -350,9 +345,7 @@ def test_no_client_leads_twice_while_the_oldest_request_of_another_waits(
             if not batch.alone:
                 waiting.remove(one)
                 key = one.lane, one.name, one.merge_key
-                assert begun.get(key, -1) < one.sequence, (
-                    "the requests of a client and shape keep their order"
-                )
+                assert begun.get(key, -1) < one.sequence, "a client and shape keep their order"
                 begun[key] = one.sequence
         if not in_turns:
             led.clear()
