@@ -7,25 +7,17 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from serving import GPUSERVE, Addresses, serving
+
+from gpuserve.config.load import Configuration, load_file
+from gpuserve.config.problems import ConfigProblems
 
 MODELS = Path(__file__).resolve().parent / "models" / "v2_models.py"
 DATATYPES = (
-    "BOOL",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "FP16",
-    "BF16",
-    "FP32",
-    "FP64",
-    "BYTES",
-)
+    "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64",
+    "FP16", "BF16", "FP32", "FP64", "BYTES",
+)  # fmt: skip
 
 
 def tensor(name: str, dtype: str, *shape: int, **more: Any) -> dict[str, Any]:
@@ -95,3 +87,17 @@ def served(
     """A server of these models for clients on this machine, from ready until it has ended with 0."""
     path = write_config(folder, entries, **{"host": "127.0.0.1", **server})
     return serving(GPUSERVE, "serve", str(path), *flags)
+
+
+def load_text(folder: Path, text: str, environ: dict[str, str] | None = None) -> Configuration:
+    """Load a config file with this text."""
+    path = folder / "config.yaml"
+    path.write_text(text)
+    return load_file(str(path), environ or {})
+
+
+def problems_of(folder: Path, text: str, environ: dict[str, str] | None = None) -> list[str]:
+    """Return the messages of all problems of a config file with this text, without the folder."""
+    with pytest.raises(ConfigProblems) as caught:
+        load_text(folder, text, environ)
+    return [str(problem).replace(f"{folder}/", "") for problem in caught.value.problems]

@@ -138,7 +138,7 @@ def test_cupy_arrays_on_the_cpu_are_refused_by_bind(device: Any, array: Any, mem
         ({"array": "numpy"}, None, None),
     ],
 )
-def test_cupy_arrays_on_the_cpu_are_refused_in_a_config(
+def test_cupy_arrays_on_the_cpu_are_refused_in_config(
     keys: dict[str, Any], instances: Any, path: Any
 ) -> None:
     plain = entry(keys.get("array"), {"name": "x", "memory": keys.get("memory")})

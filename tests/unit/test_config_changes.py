@@ -10,13 +10,7 @@ from reloading import Work, config, ensemble, model
 
 from gpuserve.core.errors import GpuserveError, StartupError, Unavailable
 from gpuserve.model.spec import ensemble_members
-from gpuserve.supervisor.reload.config_changes import (
-    Action,
-    ConfigModels,
-    actions,
-    even_count,
-    needs,
-)
+from gpuserve.supervisor.reload.config_changes import Action, ConfigModels, actions, even_count, needs
 from gpuserve.supervisor.reload.config_reload import AppliedModels, ConfigReport, ConfigRun
 
 
@@ -120,12 +114,8 @@ def test_members_are_those_of_members_too() -> None:
 
 def test_members_come_before_and_go_after() -> None:
     loads = dict.fromkeys(NESTED.declared, Action.LOAD)
-    assert needs(loads, {}, NESTED.declared) == {
-        "a": set(),
-        "b": set(),
-        "inner": {"a"},
-        "outer": {"inner", "a", "b"},
-    }
+    first = needs(loads, {}, NESTED.declared)
+    assert first == {"a": set(), "b": set(), "inner": {"a"}, "outer": {"inner", "a", "b"}}
     unloads = dict.fromkeys(NESTED.declared, Action.UNLOAD)
     assert needs(unloads, NESTED.declared, {}) == {
         "a": {"inner", "outer"},
@@ -229,8 +219,7 @@ def test_a_server_that_ends_begins_nothing_more() -> None:
     run = Run(work, before, config(model("a", size=8), ensemble("e", "a")))
     run.refusal = Unavailable("Server exiting")
     work.end("a")
-    assert run.ended == 1
-    assert run.report.result["failed"] == [{"model": "e", "text": "Server exiting"}]
+    assert (run.ended, run.report.result["failed"]) == (1, [{"model": "e", "text": "Server exiting"}])
 
 
 def test_nothing_to_do_is_said() -> None:

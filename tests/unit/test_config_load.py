@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import indent
 
 import pytest
+from case_tables import cases
+from config_file import load_text, problems_of
 
 from gpuserve.config.entries import MISSING, UNEXPECTED, UNKNOWN, Mistake
-from gpuserve.config.load import Configuration, load_data, load_file
+from gpuserve.config.load import load_data, load_file
 from gpuserve.config.precedence import Override
 from gpuserve.config.problems import ConfigProblems, Origin, describe
 from gpuserve.config.repositories import FileRepository
@@ -44,22 +47,13 @@ MODEL = """\
 """
 
 
-def load(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> Configuration:
+@pytest.fixture(autouse=True)
+def _file_of_the_callable(tmp_path: Path) -> None:
     (tmp_path / "linear.py").touch()
-    file = tmp_path / "config.yaml"
-    file.write_text(text)
-    return load_file(str(file), environ or {})
-
-
-def problems(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> list[str]:
-    """The messages of all problems, without the directory."""
-    with pytest.raises(ConfigProblems) as caught:
-        load(tmp_path, text, environ)
-    return [str(problem).replace(f"{tmp_path}/", "") for problem in caught.value.problems]
 
 
 def test_a_whole_file_becomes_settings_and_models(tmp_path: Path) -> None:
-    configuration = load(tmp_path, WHOLE)
+    configuration = load_text(tmp_path, WHOLE)
     assert configuration.settings == ServerSettings(http_port=9000, metrics_port=None, drain_timeout_s=5)
     (model,) = configuration.models
     assert model.inputs == (TensorSpec("x", "FP32", (-1,)), TensorSpec("s", "BYTES", (), True))
@@ -68,15 +62,12 @@ def test_a_whole_file_becomes_settings_and_models(tmp_path: Path) -> None:
     assert model.queue == QueueSpec(max_requests=10)
     assert (model.max_batch_size, model.prefetch) == (64, 1)
     assert [one.name for one in model.instances] == ["cuda:0#0", "cuda:0#1", "cpu#0"]
-    assert model.instances[0].source == {
-        "path": "linear.py:Linear",
-        "base_dir": str(tmp_path),
-        "kwargs": {"features": 30},
-    }
+    source = {"path": "linear.py:Linear", "base_dir": str(tmp_path), "kwargs": {"features": 30}}
+    assert model.instances[0].source == source
 
 
 def test_defaults_are_those_of_the_run_time_classes(tmp_path: Path) -> None:
-    configuration = load(tmp_path, f"models:\n{MODEL}")
+    configuration = load_text(tmp_path, f"models:\n{MODEL}")
     assert configuration.settings == ServerSettings()
     assert declared(ServerSettings, ServerEntry({}).plain()) == ServerSettings()
     (model,) = configuration.models
@@ -87,12 +78,12 @@ def test_defaults_are_those_of_the_run_time_classes(tmp_path: Path) -> None:
 
 def test_numbering_of_instances_continues_per_device(tmp_path: Path) -> None:
     devices = "    instances: [{device: cpu}, {device: 'cuda:1'}, {device: cpu, count: 2}]\n"
-    (model,) = load(tmp_path, f"models:\n{MODEL}{devices}").models
+    (model,) = load_text(tmp_path, f"models:\n{MODEL}{devices}").models
     assert [one.name for one in model.instances] == ["cpu#0", "cuda:1#0", "cpu#1", "cpu#2"]
 
 
 def test_an_unknown_key_is_shown_with_a_caret_and_the_nearest_one(tmp_path: Path) -> None:
-    told = problems(tmp_path, f"models:\n{MODEL}    max_batch_size: 4\n    batching: {{max_dealy: 2}}\n")
+    told = problems_of(tmp_path, f"models:\n{MODEL}    max_batch_size: 4\n    batching: {{max_dealy: 2}}\n")
     assert told == [
         "config.yaml:7:16: unknown key 'max_dealy' in models[0].batching; "
         "did you mean 'max_queue_delay_us', in microseconds?\n"
@@ -112,7 +103,7 @@ def test_every_mistake_is_told_at_once_in_reading_order(tmp_path: Path) -> None:
         "    instances: [{device: gpu0, count: 0}]\n"
         "modles: 1\n"
     )
-    heads = [told.splitlines()[0].removeprefix("config.yaml:") for told in problems(tmp_path, text)]
+    heads = [told.splitlines()[0].removeprefix("config.yaml:") for told in problems_of(tmp_path, text)]
     assert heads == [
         "1:21: server.http_port: expected an integer from 0 to 65535, given the string '80'",
         "1:38: port 8002 is already that of metrics_port (its default); give grpc_port another",
@@ -130,72 +121,65 @@ def test_every_mistake_is_told_at_once_in_reading_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
-    [
-        (
-            "    max_batch_size: true\n",
-            "models[0].max_batch_size: expected an integer of at least 0, given true",
-        ),
-        (
-            "    max_batch_size: 1.5\n",
-            "models[0].max_batch_size: expected an integer of at least 0, given the number 1.5",
-        ),
-        (
-            "    max_batch_size: -1\n",
-            "models[0].max_batch_size: expected an integer of at least 0, given the number -1",
-        ),
-        ("    strict: 1\n", "models[0].strict: expected true or false, given the number 1"),
-        ("    queue:\n", "models[0].queue: expected a mapping, given null"),
-        ("    instances: []\n", "models[0].instances: expected at least one entry, given an empty list"),
-        ("    instances: cpu\n", "models[0].instances: expected a list, given the string 'cpu'"),
-        ("    kwargs: [1]\n", "models[0].kwargs: expected a mapping, given a list of 1"),
-        (
-            f"    kwargs: {{seed: {2**64}}}\n",
-            f"models[0].kwargs: expected integers of at most 64 bits, given {2**64}",
-        ),
-        ("    prefetch: 99\n", "models[0].prefetch: expected an integer from 0 to 16, given the number 99"),
-        ("    version: 0\n", "models[0].version: expected an integer of at least 1, given the number 0"),
-    ],
+    ("keys", "told"),
+    cases(f"""\
+max_batch_size: true
+-> models[0].max_batch_size: expected an integer of at least 0, given true
+max_batch_size: 1.5
+-> models[0].max_batch_size: expected an integer of at least 0, given the number 1.5
+max_batch_size: -1
+-> models[0].max_batch_size: expected an integer of at least 0, given the number -1
+strict: 1
+-> models[0].strict: expected true or false, given the number 1
+queue:
+-> models[0].queue: expected a mapping, given null
+instances: []
+-> models[0].instances: expected at least one entry, given an empty list
+instances: cpu
+-> models[0].instances: expected a list, given the string 'cpu'
+kwargs: [1]
+-> models[0].kwargs: expected a mapping, given a list of 1
+kwargs: {{seed: {2**64}}}
+-> models[0].kwargs: expected integers of at most 64 bits, given {2**64}
+prefetch: 99
+-> models[0].prefetch: expected an integer from 0 to 16, given the number 99
+version: 0
+-> models[0].version: expected an integer of at least 1, given the number 0
+batching: {{preferred_batch_sizes: [2]}}
+-> has no effect without a max_batch_size
+batching: {{max_queue_delay_us: 2}}
+-> has no effect without a max_batch_size
+max_batch_size: 4
+batching: {{preferred_batch_sizes: [4, 5]}}
+-> which is 4, given 5
+max_batch_size: 4
+batching: {{preferred_batch_sizes: [0]}}
+-> at least 1, given the number 0
+"""),
 )
-def test_wrong_values(tmp_path: Path, lines: str, told: str) -> None:
-    (only,) = problems(tmp_path, f"models:\n{MODEL}{lines}")
-    assert only.splitlines()[0].split(": ", 1)[1] == told
-
-
-@pytest.mark.parametrize(
-    ("batching", "told"),
-    [
-        ("    batching: {preferred_batch_sizes: [2]}\n", "has no effect without a max_batch_size"),
-        ("    batching: {max_queue_delay_us: 2}\n", "has no effect without a max_batch_size"),
-        ("    max_batch_size: 4\n    batching: {preferred_batch_sizes: [4, 5]}\n", "which is 4, given 5"),
-        (
-            "    max_batch_size: 4\n    batching: {preferred_batch_sizes: [0]}\n",
-            "at least 1, given the number 0",
-        ),
-    ],
-)
-def test_rules_of_batching(tmp_path: Path, batching: str, told: str) -> None:
-    (only,) = problems(tmp_path, f"models:\n{MODEL}{batching}")
-    assert told in only
+def test_wrong_values(tmp_path: Path, keys: str, told: str) -> None:
+    (only,) = problems_of(tmp_path, f"models:\n{MODEL}{indent(keys, '    ')}\n")
+    head = only.splitlines()[0]
+    assert head.endswith(f": {told}") if told.startswith("models[0]") else told in head
 
 
 def test_names_are_unique(tmp_path: Path) -> None:
     twice = MODEL.replace("name: m", "name: M").replace(
         "[{name: y,", "[{name: y, dtype: FP32, shape: [1]}, {name: y,"
     )
-    told = problems(tmp_path, f"models:\n{MODEL}{twice}")
+    told = problems_of(tmp_path, f"models:\n{MODEL}{twice}")
     assert "'M' is already declared in models[0] as 'm': names must differ in more than case" in told[0]
     assert "tensor 'y' is already declared in outputs[0]" in told[1]
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", "", "-a", "x" * 129])
 def test_bad_model_names(tmp_path: Path, name: str) -> None:
-    (only,) = problems(tmp_path, f"models:\n{MODEL}".replace("name: m", f"name: '{name}'"))
+    (only,) = problems_of(tmp_path, f"models:\n{MODEL}".replace("name: m", f"name: '{name}'"))
     assert only.startswith("config.yaml:2:11: models[0].name: Model name")
 
 
 def test_a_callable_whose_file_is_not_there(tmp_path: Path) -> None:
-    (only,) = problems(tmp_path, f"models:\n{MODEL}".replace("pkg.mod:f", "absent.py:f"))
+    (only,) = problems_of(tmp_path, f"models:\n{MODEL}".replace("pkg.mod:f", "absent.py:f"))
     assert "models[0].callable: there is no file 'absent.py'" in only
 
 
@@ -211,7 +195,7 @@ def test_a_callable_whose_file_is_not_there(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_no_configuration(tmp_path: Path, text: str, told: str) -> None:
-    assert any(told in one for one in problems(tmp_path, text))
+    assert any(told in one for one in problems_of(tmp_path, text))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -222,7 +206,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_long_line_is_cut_around_the_mistake(tmp_path: Path) -> None:
-    (long,) = problems(tmp_path, f"models:\n{MODEL}    queue: {{{' ' * 300}xx: 1}}\n")
+    (long,) = problems_of(tmp_path, f"models:\n{MODEL}    queue: {{{' ' * 300}xx: 1}}\n")
     _, source, caret = long.splitlines()
     assert len(source) < 120
     assert source[caret.index("^") : caret.rindex("^") + 1] == "xx"
@@ -238,7 +222,7 @@ def test_environment_overrides_the_file(tmp_path: Path) -> None:
         "GPUSERVE_MODELS__LINEAR__KWARGS__FEATURES": "31",
         "PATH": "/bin",
     }
-    configuration = load(tmp_path, WHOLE, environ)
+    configuration = load_text(tmp_path, WHOLE, environ)
     settings, (model,) = configuration.settings, configuration.models
     assert (settings.http_port, settings.grpc_port, settings.name) == (9100, None, "12")
     assert (model.max_batch_size, model.batching) == (128, BatchingSpec(100, (16,)))
@@ -257,35 +241,37 @@ def test_a_flag_overrides_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("GPUSERVE_SERVER__HTTP_PRT", "1", "unknown variable; did you mean 'GPUSERVE_SERVER__HTTP_PORT'?"),
-        ("GPUSERVE_SERVER_HTTP_PORT", "1", "unknown variable; did you mean 'GPUSERVE_SERVER__HTTP_PORT'?"),
-        ("GPUSERVE_SERVER__HTTP_PORT", "x", "expected an integer from 0 to 65535, given the string 'x'"),
-        (
-            "GPUSERVE_SERVER__HTTP_PORT",
-            "70000",
-            "expected an integer from 0 to 65535, given the number 70000",
-        ),
-        ("GPUSERVE_SERVER__LOG_FORMAT", "xml", "expected one of 'text' or 'json', given the string 'xml'"),
-        ("GPUSERVE_MODELS__OTHER__VERSION", "1", "no model has this name; the models are LINEAR"),
-        (
-            "GPUSERVE_MODELS__LINEAR__VERSON",
-            "1",
-            "unknown key 'verson' of the model 'linear'; did you mean 'version'?",
-        ),
-        ("GPUSERVE_MODELS__LINEAR__QUEUE__X", "1", "unknown key 'x' of the model 'linear'"),
-        ("GPUSERVE_MODELS__LINEAR__QUEUE", "[1", "expected a mapping, given the string '[1'"),
-    ],
+    ("variable", "told"),
+    cases("""\
+GPUSERVE_SERVER__HTTP_PRT=1
+-> unknown variable; did you mean 'GPUSERVE_SERVER__HTTP_PORT'?
+GPUSERVE_SERVER_HTTP_PORT=1
+-> unknown variable; did you mean 'GPUSERVE_SERVER__HTTP_PORT'?
+GPUSERVE_SERVER__HTTP_PORT=x
+-> expected an integer from 0 to 65535, given the string 'x'
+GPUSERVE_SERVER__HTTP_PORT=70000
+-> expected an integer from 0 to 65535, given the number 70000
+GPUSERVE_SERVER__LOG_FORMAT=xml
+-> expected one of 'text' or 'json', given the string 'xml'
+GPUSERVE_MODELS__OTHER__VERSION=1
+-> no model has this name; the models are LINEAR
+GPUSERVE_MODELS__LINEAR__VERSON=1
+-> unknown key 'verson' of the model 'linear'; did you mean 'version'?
+GPUSERVE_MODELS__LINEAR__QUEUE__X=1
+-> unknown key 'x' of the model 'linear'
+GPUSERVE_MODELS__LINEAR__QUEUE=[1
+-> expected a mapping, given the string '[1'
+"""),
 )
-def test_wrong_variables_are_named(tmp_path: Path, name: str, value: str, told: str) -> None:
-    (only,) = problems(tmp_path, WHOLE, {name: value})
+def test_wrong_variables_are_named(tmp_path: Path, variable: str, told: str) -> None:
+    name, _, value = variable.partition("=")
+    (only,) = problems_of(tmp_path, WHOLE, {name: value})
     assert only.startswith(f"{name}: {told}")
 
 
 def test_a_variable_that_could_mean_two_models(tmp_path: Path) -> None:
     text = "models:\n" + MODEL.replace("name: m", "name: a-b") + MODEL.replace("name: m", "name: a.b")
-    (only,) = problems(tmp_path, text, {"GPUSERVE_MODELS__A_B__VERSION": "2"})
+    (only,) = problems_of(tmp_path, text, {"GPUSERVE_MODELS__A_B__VERSION": "2"})
     assert "could mean any of the models a-b, a.b" in only
 
 
@@ -297,7 +283,7 @@ def test_the_links_that_kubernetes_sets_for_a_service_are_no_settings(tmp_path: 
         "GPUSERVE_PORT_8000_TCP_ADDR": "10.0.0.1",
         "GPUSERVE_SERVER_PORT": "tcp://10.0.0.1:8000",
     }
-    assert load(tmp_path, WHOLE, environ).settings.http_port == 9000
+    assert load_text(tmp_path, WHOLE, environ).settings.http_port == 9000
 
 
 def test_problems_of_flags_alone_are_known_as_such() -> None:
@@ -341,26 +327,21 @@ def test_the_schema_is_strict_everywhere() -> None:
 def test_several_versions_of_a_model(tmp_path: Path) -> None:
     second = MODEL.rstrip("\n") + "\n    version: 2\n"
     environ = {"GPUSERVE_MODELS__M__PREFETCH": "3"}
-    models = load(tmp_path, f"models:\n{MODEL}{second}", environ).models
+    models = load_text(tmp_path, f"models:\n{MODEL}{second}", environ).models
     assert [(one.name, one.version, one.prefetch) for one in models] == [("m", 1, 3), ("m", 2, 3)]
-    (only,) = problems(tmp_path, f"models:\n{MODEL}{second}{second}")
-    assert (
-        "model 'm' is already declared in models[1]; another entry of this name needs another version" in only
-    )
+    (only,) = problems_of(tmp_path, f"models:\n{MODEL}{second}{second}")
+    assert "'m' is already declared in models[1]; another entry of this name needs another version" in only
 
 
 def test_the_models_of_the_start(tmp_path: Path) -> None:
-    server = "server: {model_control: explicit, load_at_start: [m]}\n"
-    settings = load(tmp_path, f"{server}models:\n{MODEL}").settings
+    text = f"server: {{model_control: explicit, load_at_start: [m]}}\nmodels:\n{MODEL}"
+    settings = load_text(tmp_path, text).settings
     assert (settings.model_control, settings.load_at_start) == ("explicit", ("m",))
-    assert (
-        "names 'x', which is no model of this server"
-        in problems(tmp_path, f"{server.replace('[m]', '[m, x]')}models:\n{MODEL}")[0]
-    )
-    assert (
-        "load_at_start needs model_control: explicit"
-        in problems(tmp_path, f"{server.replace('explicit', 'none')}models:\n{MODEL}")[0]
-    )
+    for old, new, told in (
+        ("[m]", "[m, x]", "names 'x', which is no model of this server"),
+        ("explicit", "none", "load_at_start needs model_control: explicit"),
+    ):
+        assert told in problems_of(tmp_path, text.replace(old, new))[0]
 
 
 def test_a_config_file_is_a_repository(tmp_path: Path) -> None:

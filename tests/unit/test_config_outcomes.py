@@ -68,6 +68,12 @@ class Asked:
         self.config.request(self.outcomes.append, self.lines.append)
 
 
+def serving(*models: ModelSpec) -> tuple[File, Asked]:
+    """Return a config file with these models, and a server that serves them."""
+    file = File(*models)
+    return file, Asked(file, *(one.name for one in models)).serve()
+
+
 def test_a_server_without_a_file_or_that_does_not_serve_refuses() -> None:
     without = Asked(None).serve()
     without.ask()
@@ -78,8 +84,7 @@ def test_a_server_without_a_file_or_that_does_not_serve_refuses() -> None:
 
 
 def test_a_wrong_file_is_told_and_changes_nothing() -> None:
-    file = File(model("a"))
-    asked = Asked(file, "a").serve()
+    file, asked = serving(model("a"))
     file.problem = "config.yaml:1:1: no"
     asked.ask()
     (outcome,) = asked.outcomes
@@ -89,8 +94,7 @@ def test_a_wrong_file_is_told_and_changes_nothing() -> None:
 
 
 def test_settings_hold_before_models_are_loaded() -> None:
-    file = File(model("a"))
-    asked = Asked(file, "a").serve()
+    file, asked = serving(model("a"))
     file.says = Said(ServerSettings(load_timeout_s=5.0, http_port=9), (model("a", size=8),))
     asked.ask()
     assert asked.adjusted == [{"load_timeout_s": 5.0}]
@@ -104,24 +108,21 @@ def test_settings_hold_before_models_are_loaded() -> None:
 
 
 def test_all_who_ask_during_a_reload_are_answered_by_the_next_one() -> None:
-    file = File(model("a"))
-    asked = Asked(file, "a").serve()
+    file, asked = serving(model("a"))
     file.says = Said(ServerSettings(), (model("a", size=8),))
     asked.ask()
     file.says = Said(ServerSettings(), (model("a", size=16), model("b")))
     asked.ask()
     asked.ask()
     asked.work.end("a")
-    assert len(asked.outcomes) == 1
-    assert set(asked.work.begun) == {"a", "b"}
+    assert (len(asked.outcomes), set(asked.work.begun)) == (1, {"a", "b"})
     asked.work.end("a")
     asked.work.end("b")
     assert [one.result["loaded"] for one in asked.outcomes] == [[], ["b"], ["b"]]
 
 
 def test_what_was_loaded_by_name_is_not_loaded_again() -> None:
-    file = File(model("a"))
-    asked = Asked(file, "a").serve()
+    file, asked = serving(model("a"))
     file.says = Said(ServerSettings(), (model("a", size=8),))
     asked.config.model_loaded("a", [model("a", size=8)])
     asked.ask()
@@ -143,13 +144,9 @@ def test_a_signal_at_the_start_is_due_when_the_server_serves(caplog: pytest.LogC
 
 
 def test_a_model_that_cannot_be_as_it_is_declared_now_stays_as_it_was() -> None:
-    file = File(model("a"), model("b"))
-    asked = Asked(file, "a", "b").serve()
-    file.says = Said(
-        ServerSettings(),
-        (model("b", size=8),),
-        {"a": ConfigError("a: no"), "new": ConfigError("new: no")},
-    )
+    file, asked = serving(model("a"), model("b"))
+    broken = {"a": ConfigError("a: no"), "new": ConfigError("new: no")}
+    file.says = Said(ServerSettings(), (model("b", size=8),), broken)
     asked.config.request_by_files(["a", "b"], lambda _: None)
     assert set(asked.work.begun) == {"b"}
     asked.work.end("b")
@@ -164,8 +161,7 @@ def test_a_model_that_cannot_be_as_it_is_declared_now_stays_as_it_was() -> None:
 
 
 def test_files_that_changed_beside_a_wrong_config_are_loaded_with_the_next() -> None:
-    file = File(model("a"), model("b"))
-    asked = Asked(file, "a", "b").serve()
+    file, asked = serving(model("a"), model("b"))
     file.problem = "config.yaml:1:1: no"
     asked.config.request_by_files(["", "a"], asked.outcomes.append)
     assert (asked.outcomes[0].text, asked.work.begun) == ("config.yaml:1:1: no", {})
@@ -175,7 +171,7 @@ def test_files_that_changed_beside_a_wrong_config_are_loaded_with_the_next() -> 
 
 
 def test_a_load_of_files_that_have_changed_again_is_taken_back() -> None:
-    asked = Asked(File(model("a"), model("b")), "a", "b").serve()
+    _, asked = serving(model("a"), model("b"))
     asked.config.request_by_files(["a", "b"], asked.outcomes.append)
     asked.config.request_by_files(["a"], asked.outcomes.append)
     assert asked.work.taken_back == ["a"]
@@ -188,8 +184,7 @@ def test_all_models_are_loaded_anew_when_an_operator_says_so() -> None:
 
 
 def test_the_server_may_end_while_the_config_is_read() -> None:
-    file = File(model("a"))
-    asked = Asked(file, "a").serve()
+    file, asked = serving(model("a"))
     reads: list[Callable[[], None]] = []
     asked.run = lambda call, then: reads.append(lambda: then(call()))  # type: ignore[method-assign]
     asked.config = ConfigReload(file, asked.life, asked.events, asked.work, asked.adjusted.append, asked.run)  # type: ignore[arg-type]

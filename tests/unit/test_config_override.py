@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import pytest
@@ -42,16 +43,13 @@ def after(config: dict[str, Any] | str, spec: ModelSpec = SPEC) -> ModelSpec:
         ({"max_batch_size": None}, "max_batch_size", 8),
         ({"responseCache": {"enable": True}}, "response_cache", True),
         ({"model_transaction_policy": {"decoupled": True}}, "decoupled", True),
+        ({"model_transaction_policy": {"decoupled": True}}, "retry_on_worker_death", False),
         (
             {"input": [{"name": "a", "data_type": "TYPE_STRING", "dims": ["-1", 2], "optional": True}]},
             "inputs",
             (TensorSpec("a", "BYTES", (-1, 2), True),),
         ),
-        (
-            {"output": [{"name": "b", "dataType": 13, "dims": []}]},
-            "outputs",
-            (TensorSpec("b", "BYTES", (), False),),
-        ),
+        ({"output": [{"name": "b", "dataType": 13, "dims": []}]}, "outputs", (TensorSpec("b", "BYTES", ()),)),
         (
             {"dynamic_batching": {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": "50"}},
             "batching",
@@ -67,9 +65,7 @@ def after(config: dict[str, Any] | str, spec: ModelSpec = SPEC) -> ModelSpec:
             },
             "queue",
             QueueSpec(
-                priority_levels=2,
-                default_priority=1,
-                policies=((2, PolicySpec("delay", max_requests=7)),),
+                priority_levels=2, default_priority=1, policies=((2, PolicySpec("delay", max_requests=7)),)
             ),
         ),
     ],
@@ -87,10 +83,6 @@ def test_what_is_not_named_stays() -> None:
     assert changed([], {"max_batch_size": 9}) == []
 
 
-def test_a_decoupled_model_is_not_retried() -> None:
-    assert not after({"model_transaction_policy": {"decoupled": True}}).retry_on_worker_death
-
-
 def test_instances() -> None:
     groups = [
         {"count": 2, "kind": "KIND_CPU"},
@@ -102,9 +94,7 @@ def test_instances() -> None:
     assert {one.device for one in instances} == {"cpu", "cuda:0", "cuda:1", "cuda:0+cuda:1"}
     assert all(one.source == SPEC.instances[0].source for one in instances)
     assert len(after({"instance_group": [{"count": 3}]}).instances) == 3
-
-
-def test_instances_on_every_gpu_are_spread_once_the_gpus_are_known() -> None:
+    # The GPUs are not known here: instances are spread over them later.
     instances = after({"instance_group": [{"count": 2, "kind": "KIND_GPU"}]}).instances
     assert [(one.name, one.device) for one in instances] == [("cuda:*#0", "cuda:*"), ("cuda:*#1", "cuda:*")]
 
@@ -143,9 +133,7 @@ def test_cupy_arrays_do_not_come_to_the_cpu() -> None:
 def test_instances_of_different_callables_stay_as_many() -> None:
     two = (InstanceSpec("0", "cpu", {"path": "a:a"}), InstanceSpec("1", "cpu", {"path": "a:b"}))
     spec = dataclasses.replace(SPEC, instances=two)
-    assert [one.source for one in after({"instance_group": [{"count": 2}]}, spec).instances] == [
-        one.source for one in two
-    ]
+    assert after({"instance_group": [{"count": 2}]}, spec).instances[1].source == two[1].source
     with pytest.raises(InvalidArgument, match="2 instances have different callables: there cannot be 3"):
         after({"instance_group": [{"count": 3}]}, spec)
 
@@ -187,10 +175,7 @@ def test_no_config(text: str) -> None:
         ({"sequence_batching": {}}, "sets 'sequence_batching', which cannot be changed"),
         ({"model_warmup": [{"name": "w"}]}, "sets 'model_warmup'"),
         ({"parameters": {"k": {"string_value": "v"}}}, "sets 'parameters'"),
-        (
-            {"output": [{"name": "y", "data_type": "TYPE_FP32", "is_shape_tensor": True}]},
-            "'output.is_shape_tensor'",
-        ),
+        ({"output": [{"name": "y", "is_shape_tensor": True}]}, "'output.is_shape_tensor'"),
         ({"instance_group": [{"passive": True}]}, "sets 'instance_group.passive'"),
         ({"instance_group": [{"kind": "KIND_MODEL"}]}, "kind KIND_MODEL needs its GPUs named"),
         ({"instance_group": [{"kind": "KIND_CPU", "gpus": [0]}]}, "KIND_CPU but specifies one or more GPUs"),
@@ -202,10 +187,7 @@ def test_no_config(text: str) -> None:
         ({"max_batch_size": -1}, "max_batch_size must be"),
         ({"dynamic_batching": {"preferred_batch_size": [9]}}, "9"),
         ({"dynamic_batching": {"priority_levels": 2}}, "default_priority_level"),
-        (
-            {"input": [{"name": "a", "data_type": "TYPE_FP32", "dims": [-2]}]},
-            "dims must be at least 0, or -1",
-        ),
+        ({"input": [{"name": "a", "data_type": "TYPE_FP32", "dims": [-2]}]}, "dims must be at least 0"),
         ({"input": [{"name": "a", "dims": [1]}]}, "tensor 'a' needs a data_type"),
         ({"output": [{"data_type": "TYPE_FP32"}]}, "a tensor without a name"),
         (
@@ -215,9 +197,8 @@ def test_no_config(text: str) -> None:
     ],
 )
 def test_what_cannot_be(config: dict[str, Any], text: str) -> None:
-    with pytest.raises(InvalidArgument) as raised:
+    with pytest.raises(InvalidArgument, match=re.escape(text)):
         after(config)
-    assert text in str(raised.value)
 
 
 def test_a_smaller_batch_than_is_preferred() -> None:
@@ -244,15 +225,10 @@ def test_whatever_is_sent_is_a_model_or_a_refusal(config: dict[str, Any]) -> Non
     assert spec.max_batch_size >= 0
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(
-            ["max_batch_size", "input", "dynamic_batching", "instance_group", "version_policy", "x"]
-        ),
-        json_values,
-        max_size=3,
-    )
-)
+NAMES = ["max_batch_size", "input", "dynamic_batching", "instance_group", "version_policy", "x"]
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), json_values, max_size=3))
 def test_changes_of_another_process_are_looked_at(changes: dict[str, Any]) -> None:
     told = ""
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import pytest
 
 from gpuserve.config.yaml_document import Span, YamlSyntaxError, parse, parse_value
@@ -20,15 +22,8 @@ def test_spans_of_keys_and_values() -> None:
     assert document.span_of_key(("models", 0, "batching", "delay")) == Span(3, 16, 5)
     assert document.span_of_value(("models", 0, "batching")) == Span(3, 15, 10)
     assert document.span_of_value(("models", 0)) == Span(2, 5, 12)
-
-
-def test_span_of_a_missing_path_is_its_nearest_ancestor() -> None:
-    document = parse("models:\n  - name: linear\n")
-    assert document.span_of_value(("models", 0, "inputs", 3)) == document.span_of_value(("models", 0))
-
-
-def test_span_of_an_empty_value_is_its_key() -> None:
-    assert parse("server:\nmodels: []\n").span_of_value(("server",)) == Span(1, 1, 6)
+    assert document.span_of_value(("models", 0, "inputs", 3)) == Span(2, 5, 12), "the nearest ancestor"
+    assert document.span_of_value(("models", 0, "queue")) == Span(4, 5, 5), "an empty value: its key"
 
 
 def test_all_duplicate_keys_are_found() -> None:
@@ -47,54 +42,37 @@ def test_merge_keys_and_aliases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "column"),
+    ("text", "line", "column", "told"),
     [
-        ("a: [1,\n", 1, 7),
-        ("a: b: c\n", 1, 5),
-        ("\ta: 1\n", 1, 1),
-        ("a: 1\n---\nb: 2\n", 2, 1),
-        ("a: 1\nb: \x00\n", 2, 4),
-        ("a: *x\n", 1, 4),
-        ("a: 'open\n", 1, 9),
-    ],
-)
-def test_syntax_errors_have_a_place(text: str, line: int, column: int) -> None:
-    with pytest.raises(YamlSyntaxError) as caught:
-        parse(text)
-    assert "not valid YAML" in caught.value.fault.text
-    assert caught.value.fault.span[:2] == (line, column)
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "column"),
-    [
-        ("models:\n\t- name: x\n", 2, 1),
-        ("models:\n  - name: a\n  \tcallable: x\n", 3, 3),
-        ("a:\n  - name: >\n\t  text\n", 3, 1),
-    ],
-)
-def test_a_tab_as_indentation_is_named(text: str, line: int, column: int) -> None:
-    with pytest.raises(YamlSyntaxError) as caught:
-        parse(text)
-    assert caught.value.fault.text == "not valid YAML: the indentation has a tab, expected spaces"
-    assert caught.value.fault.span[:2] == (line, column)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("a:\n  - b: 1\n   c: 2\n", "; indent the line as the entry before"),
+        ("a: [1,\n", 1, 7, "*"),
+        ("a: b: c\n", 1, 5, "*"),
+        ("\ta: 1\n", 1, 1, "*"),
+        (
+            "a: 1\n---\nb: 2\n",
+            2,
+            1,
+            "*: expected a single document in the stream, but found another document",
+        ),
+        ("a: 1\nb: \x00\n", 2, 4, "*"),
+        ("a: *x\n", 1, 4, "*"),
+        ("a: 'open\n", 1, 9, "*"),
+        ("a:\n  - b: 1\n   c: 2\n", 3, 4, "*; indent the line as the entry before*"),
         (
             "a:\n  - b: 1\n      c: 2\n",
-            "indent the line as the entry before, and write a space after each ':'",
+            3,
+            8,
+            "*; indent the line as the entry before, and write a space after each ':'",
         ),
-        ("a: 1\n---\nb: 2\n", ": expected a single document in the stream, but found another document"),
+        ("models:\n\t- name: x\n", 2, 1, ": the indentation has a tab, expected spaces"),
+        ("models:\n  - name: a\n  \tcallable: x\n", 3, 3, ": the indentation has a tab, expected spaces"),
+        ("a:\n  - name: >\n\t  text\n", 3, 1, ": the indentation has a tab, expected spaces"),
     ],
 )
-def test_frequent_mistakes_are_explained(text: str, told: str) -> None:
+def test_syntax_errors_have_a_place_and_an_explanation(text: str, line: int, column: int, told: str) -> None:
     with pytest.raises(YamlSyntaxError) as caught:
         parse(text)
-    assert caught.value.fault.text.endswith(told)
+    assert fnmatchcase(caught.value.fault.text, f"not valid YAML{told}")
+    assert caught.value.fault.span[:2] == (line, column)
 
 
 @pytest.mark.thorough
@@ -122,13 +100,9 @@ def test_faults(text: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("9000", 9000),
-        ("null", None),
-        ("[8, 16]", [8, 16]),
-        ("a", "a"),
-        ("[8,", "[8,"),
+        ("9000", 9000), ("null", None), ("[8, 16]", [8, 16]), ("a", "a"), ("[8,", "[8,"),
         ("{a: 1, a: 2}", "{a: 1, a: 2}"),
     ],
-)
+)  # fmt: skip
 def test_a_single_value(text: str, value: object) -> None:
     assert parse_value(text) == value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,8 @@ def test_fairness_that_cannot_be(queue: dict[str, str], text: str) -> None:
 def test_fairness_goes_with_one_queue_and_no_order_of_answers() -> None:
     fair = QueueSpec(fairness="client")
     ordered = BatchingSpec(preserve_ordering=True)
-    assert "preserve_ordering does not go with fairness" in complaint(
-        ModelConfig(batching=ordered, queue=fair)
-    )
+    both = ModelConfig(batching=ordered, queue=fair)
+    assert "preserve_ordering does not go with fairness" in complaint(both)
     in_sequences = ModelConfig(sequence_batching=SequenceBatching(), queue=fair)
     assert "fairness does not go with sequence batching" in complaint(in_sequences)
 
@@ -138,18 +138,12 @@ def test_a_model_without_a_batcher_has_no_priorities() -> None:
             "The `default_priority_level` must be between 1 and 3. Got 4.",
         ),
         ({"default_priority_level": 1}, "Provide the `priority_levels` for a `default_priority_level`"),
-        (
-            {"priority_levels": -1},
-            "priority_levels must be an integer from 0 to 18446744073709551615, got -1",
-        ),
+        ({"priority_levels": -1}, "must be an integer from 0 to 18446744073709551615, got -1"),
         (
             {"priority_levels": 1 << 64},
-            "priority_levels must be an integer from 0 to 18446744073709551615, got 18446744073709551616",
+            "must be an integer from 0 to 18446744073709551615, got 18446744073709551616",
         ),
-        (
-            {"priority_levels": "2"},
-            "priority_levels must be an integer from 0 to 18446744073709551615, got '2'",
-        ),
+        ({"priority_levels": "2"}, "must be an integer from 0 to 18446744073709551615, got '2'"),
         (
             {"priority_queue_policy": {1: QueuePolicy()}},
             "Provide the `priority_levels` if you want to define `priority_queue_policy` for",
@@ -171,10 +165,7 @@ def test_a_model_without_a_batcher_has_no_priorities() -> None:
             "priority_queue_policy[1] must be a QueuePolicy, got an object of type dict",
         ),
         ({"priority_queue_policy": [1]}, "priority_queue_policy must be a mapping, got [1]"),
-        (
-            {"default_queue_policy": "reject"},
-            "default_queue_policy must be a QueuePolicy, got an object of type str",
-        ),
+        ({"default_queue_policy": "reject"}, "must be a QueuePolicy, got an object of type str"),
         (
             {"default_queue_policy": QueuePolicy(timeout_action="DROP")},  # type: ignore[arg-type]
             "default_queue_policy.timeout_action must be one of 'reject' or 'delay', got 'DROP'",
@@ -203,9 +194,8 @@ def test_a_model_without_a_batcher_has_no_priorities() -> None:
     ],
 )
 def test_queues_that_cannot_be(batcher: dict[str, Any], text: str) -> None:
-    with pytest.raises(BadModelConfig) as error:
+    with pytest.raises(BadModelConfig, match=re.escape(text)):
         spec(batched(**batcher))
-    assert text in str(error.value)
 
 
 # ---- how it answers -----------------------------------------------------------------------------
@@ -219,9 +209,8 @@ def test_a_decoupled_model_is_not_retried() -> None:
 
 def test_a_response_cache() -> None:
     assert spec(ModelConfig(response_cache=True)).response_cache
-    assert "response_cache does not go with decoupled" in complaint(
-        ModelConfig(response_cache=True, decoupled=True)
-    )
+    both = ModelConfig(response_cache=True, decoupled=True)
+    assert "response_cache does not go with decoupled" in complaint(both)
 
 
 @pytest.mark.parametrize("infer_func", [stream, astream, Streaming(), [infer, stream]])
@@ -303,10 +292,7 @@ def test_a_warmup_of_a_model_that_does_not_batch_or_has_no_inputs() -> None:
     ("warmup", "text"),
     [
         (ModelWarmup("", 1, {"x": ZEROS}), "the name of a ModelWarmup must be a non-empty string, got ''"),
-        (
-            ModelWarmup("w", 0, {"x": ZEROS}),
-            "warm-up 'w': batch_size must be an integer of at least 1, got 0",
-        ),
+        (ModelWarmup("w", 0, {"x": ZEROS}), "'w': batch_size must be an integer of at least 1, got 0"),
         (ModelWarmup("w", 5, {"x": ZEROS}), "batch_size must be at most max_batch_size (4), got 5"),
         (ModelWarmup("w", 1, {"x": ZEROS}, count=0), "count must be an integer of at least 1, got 0"),
         (ModelWarmup("w", 1, {"z": ZEROS}), "the model has no input 'z'; its inputs are x, y"),
@@ -322,10 +308,7 @@ def test_a_warmup_of_a_model_that_does_not_batch_or_has_no_inputs() -> None:
             ModelWarmup("w", 1, {"x": WarmupInput(np.float32, (2, 4), True)}),
             "input 'x' has the shape [2, 4], but the model declares [-1, 3]",
         ),
-        (
-            ModelWarmup("w", 1, {"x": WarmupInput(np.float32, (-1, 3), True)}),
-            "integers of at least 0, got (-1, 3)",
-        ),
+        (ModelWarmup("w", 1, {"x": WarmupInput(np.float32, (-1, 3), True)}), "of at least 0, got (-1, 3)"),
         (ModelWarmup("w", 1, {"x": WarmupInput(np.float32, 3, True)}), "integers of at least 0, got 3"),  # type: ignore[arg-type]
         (ModelWarmup("w", 1, {"x": WarmupInput(np.complex64, (2, 3), True)}), "complex64 has no v2 datatype"),
         (

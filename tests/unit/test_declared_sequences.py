@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +62,13 @@ def test_all_of_a_declaration_arrives() -> None:
     spec = sequences(
         strategy="oldest", max_sequence_idle_microseconds=5, max_candidate_sequences=3, controls=controls
     )
-    assert spec.sequence == SequenceBatching(
-        "oldest",
-        5,
-        3,
-        0.0,
-        (
-            SequenceControl("START", "start", "INT32", (0, 1)),
-            SequenceControl("END", "end", "FP32", (-1, 2)),
-            SequenceControl("READY", "ready", "BOOL", (False, True)),
-            SequenceControl("ID", "corrid", "BYTES", (0, 1)),
-        ),
+    told = (
+        SequenceControl("START", "start", "INT32", (0, 1)),
+        SequenceControl("END", "end", "FP32", (-1, 2)),
+        SequenceControl("READY", "ready", "BOOL", (False, True)),
+        SequenceControl("ID", "corrid", "BYTES", (0, 1)),
     )
+    assert spec.sequence == SequenceBatching("oldest", 5, 3, 0.0, told)
     assert spec.in_sequences
     assert not spec.retry_on_worker_death
     assert not bound().in_sequences
@@ -90,20 +86,11 @@ def test_a_warm_up_has_the_controls_too() -> None:
     ("declared", "text"),
     [
         ({"strategy": "newest"}, "strategy must be one of 'direct' or 'oldest', got 'newest'"),
-        (
-            {"max_sequence_idle_us": 0},
-            "max_sequence_idle_us must be an integer of at least 1",
-        ),
-        (
-            {"max_candidate_sequences": 2},
-            "max_candidate_sequences has no effect without the strategy 'oldest'",
-        ),
+        ({"max_sequence_idle_us": 0}, "max_sequence_idle_us must be an integer of at least 1"),
+        ({"max_candidate_sequences": 2}, "_sequences has no effect without the strategy 'oldest'"),
         ({"strategy": "oldest", "max_candidate_sequences": 1 << 20}, "must be an integer from 0 to 65536"),
         ({"minimum_slot_utilization": 1.5}, "minimum_slot_utilization must be a number from 0 to 1, got 1.5"),
-        (
-            {"strategy": "oldest", "minimum_slot_utilization": 0.5},
-            "has no effect without the strategy 'direct'",
-        ),
+        ({"strategy": "oldest", "minimum_slot_utilization": 0.5}, "no effect without the strategy 'direct'"),
         ({"controls": 5}, "controls must be a list of SequenceControl"),
         ({"controls": ["START"]}, "controls[0] must be a SequenceControl, got an object of type str"),
         ({"controls": [SequenceControl("", "start")]}, "must be a non-empty string"),
@@ -112,14 +99,8 @@ def test_a_warm_up_has_the_controls_too() -> None:
             "kind must be one of 'start', 'end', 'ready' or 'corrid', got 'begin'",
         ),
         ({"controls": [SequenceControl("S", "start", "int8")]}, "must be one of INT32, FP32, BOOL, got INT8"),
-        (
-            {"controls": [SequenceControl("S", "start", "no")]},
-            "controls[0].dtype: 'no' is no tensor datatype",
-        ),
-        (
-            {"controls": [SequenceControl("S", "start", None, (1, 1))]},
-            "must be two different values of INT32",
-        ),
+        ({"controls": [SequenceControl("S", "start", "no")]}, "controls[0].dtype: 'no' is no tensor"),
+        ({"controls": [SequenceControl("S", "start", None, (1, 1))]}, "two different values of INT32"),
         ({"controls": [SequenceControl("S", "start", None, (0, 0.5))]}, "must be two values of INT32"),
         ({"controls": [SequenceControl("x", "start")]}, "'x' has the name of another input"),
         (
@@ -129,9 +110,8 @@ def test_a_warm_up_has_the_controls_too() -> None:
     ],
 )
 def test_what_cannot_be_is_named(declared: dict[str, Any], text: str) -> None:
-    with pytest.raises(BadModelConfig) as refused:
+    with pytest.raises(BadModelConfig, match=re.escape(text)):
         sequences(**declared)
-    assert text in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -179,14 +159,9 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
         sequence_batching={"strategy": "oldest", "max_sequence_idle_us": 5, "controls": controls},
         instances=[{"count": 2, "rate_limiter": rate_limiter}, {"device": "cpu"}],
     ).models
-    assert spec.sequence == SequenceBatching(
-        "oldest",
-        5,
-        controls=(
-            SequenceControl("START", "start", "INT32", (0, 1)),
-            SequenceControl("ID", "corrid", "BYTES", (0, 1)),
-        ),
-    )
+    start = SequenceControl("START", "start", "INT32", (0, 1))
+    told = (start, SequenceControl("ID", "corrid", "BYTES", (0, 1)))
+    assert spec.sequence == SequenceBatching("oldest", 5, controls=told)
     rate = RateLimiter((Resource("R", 2), Resource("S", 1, True)), 3)
     assert [one.rate for one in spec.instances] == [rate, rate, RateLimiter()]
     assert not spec.retry_on_worker_death
@@ -199,25 +174,15 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
             {"sequence_batching": {"controls": [{"name": "S", "kind": "start", "dtype": "int8"}]}},
             "must be one of INT32, FP32, BOOL, got INT8",
         ),
-        (
-            {"sequence_batching": {"max_candidate_sequences": 2}},
-            "has no effect without the strategy 'oldest'",
-        ),
-        (
-            {"sequence_batching": {}, "response_cache": True},
-            "Please disable the response cache.",
-        ),
-        (
-            {"sequence_batching": {}, "retry_on_worker_death": True},
-            "does not go with sequence_batching",
-        ),
+        ({"sequence_batching": {"max_candidate_sequences": 2}}, "no effect without the strategy 'oldest'"),
+        ({"sequence_batching": {}, "response_cache": True}, "Please disable the response cache."),
+        ({"sequence_batching": {}, "retry_on_worker_death": True}, "does not go with sequence_batching"),
         ({"sequence_batching": {"strategy": "newest"}}, "'newest'"),
     ],
 )
 def test_a_file_with_a_mistake(tmp_path: Path, model: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigProblems) as refused:
+    with pytest.raises(ConfigProblems, match=re.escape(text)):
         loaded(tmp_path, **model)
-    assert text in str(refused.value)
 
 
 def test_too_little_of_a_resource_is_found_before_the_start(tmp_path: Path) -> None:
@@ -243,8 +208,7 @@ def test_clients_are_told() -> None:
     assert batching["max_sequence_idle_microseconds"] == 1_000_000
     assert batching["direct"] == {"max_queue_delay_microseconds": 7, "minimum_slot_utilization": 0.5}
     start, corrid = batching["control_input"]
-    assert start["name"] == "START"
-    assert start["control"][0]["kind"] == "CONTROL_SEQUENCE_START"
+    assert (start["name"], start["control"][0]["kind"]) == ("START", "CONTROL_SEQUENCE_START")
     assert start["control"][0]["int32_false_true"] == [0, 1]
     assert corrid["control"][0]["data_type"] == "TYPE_STRING"
     (group,) = told["instance_group"]

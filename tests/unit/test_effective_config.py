@@ -52,7 +52,7 @@ def said(path: str, capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str
     return {one.pop("key"): one for one in values}
 
 
-def test_where_each_value_comes_from(
+def test_origins_of_values(
     path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUSERVE_SERVER__LOG_LEVEL", "warning")
@@ -65,11 +65,8 @@ def test_where_each_value_comes_from(
     assert found["server.log_level"] == variable
     assert found["models[0].max_batch_size"]["where"] == "GPUSERVE_MODELS__DOUBLE__MAX_BATCH_SIZE"
     assert found["server.metrics_port"] == {"value": 8002, "origin": "default"}
-    assert found["models[0].inputs[0].name"] == {
-        "value": "x",
-        "origin": "attribute",
-        "where": "doubling.py:double",
-    }
+    name = {"value": "x", "origin": "attribute", "where": "doubling.py:double"}
+    assert found["models[0].inputs[0].name"] == name
     assert found["models[0].queue.policy.timeout_action"]["origin"] == "default"
 
 
@@ -100,5 +97,4 @@ def test_what_is_printed_says_the_same_once_more(example: str) -> None:
     first = load_file(str(folder / "config.yaml"), {})
     printed = effective_yaml(one for one in effective(first) if one.origin is not None)
     again = load_data(parse(printed).data, "printed", str(folder), {})
-    assert again.settings == first.settings
-    assert again.models == first.models
+    assert (again.settings, again.models) == (first.settings, first.models)

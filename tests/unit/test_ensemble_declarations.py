@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from bound import free_server
+from case_tables import cases
+from config_file import load_text, problems_of
 from serving import GPUSERVE
 
 from gpuserve import Server, Step, Tensor
-from gpuserve.config.load import load_file
-from gpuserve.config.problems import ConfigProblems
 from gpuserve.core.errors import BindError, InvalidArgument
 from gpuserve.model.spec import StepSpec
 from gpuserve.model.spec_changes import changed
@@ -36,18 +36,13 @@ STEPS = """\
 
 
 def problems(tmp_path: Path, text: str) -> list[str]:
-    file = tmp_path / "config.yaml"
-    file.write_text(text)
-    with pytest.raises(ConfigProblems) as caught:
-        load_file(str(file), {})
-    return [str(problem).replace(f"{tmp_path}/", "").splitlines()[0] for problem in caught.value.problems]
+    return [one.splitlines()[0] for one in problems_of(tmp_path, text)]
 
 
 def test_what_a_file_says(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(MODEL + STEPS)
-    _, made = load_file(str(file), {}).models
+    _, made = load_text(tmp_path, MODEL + STEPS).models
     assert made.is_ensemble
+
     assert made.instances == ()
     assert made.steps == (
         StepSpec("m", 0, (("x", "t"),), (("y", "b"),)),
@@ -68,29 +63,29 @@ def test_mistakes_are_told_where_they_are(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("key", "column"), [("inputs", 34), ("outputs", 51)])
-def test_a_tensor_without_a_name_is_told_where_it_is(tmp_path: Path, key: str, column: int) -> None:
-    steps = STEPS.replace("{x: t}", "{x: ''}") if key == "inputs" else STEPS.replace("{y: b}", "{y: ''}")
-    tensor = "x" if key == "inputs" else "y"
-    assert problems(tmp_path, MODEL + steps)[0] == (
-        f"config.yaml:11:{column}: models[1].ensemble.steps[0].{key}.{tensor}: "
-        "expected a non-empty string, given the string ''"
-    )
-
-
 def test_what_goes_with_a_callable_does_not_go_with_steps(tmp_path: Path) -> None:
     keys = "    response_cache: true\n    callable: pkg.mod:f\n    instances: [{count: 2}]\n"
     assert problems(tmp_path, MODEL + STEPS + keys) == [
         f"config.yaml:{line}: {key} does not go with ensemble: it is for the models of the steps"
         for line, key in (("13:21", "response_cache"), ("14:15", "callable"), ("15:16", "instances"))
     ]
-    assert problems(tmp_path, MODEL) == [
-        "config.yaml:6:5: missing key 'callable', or 'ensemble', in models[1]"
-    ]
-    empty = problems(tmp_path, MODEL + "    ensemble: {steps: []}\n")
-    assert empty == [
-        "config.yaml:9:23: models[1].ensemble.steps: expected at least one entry, given an empty list"
-    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    cases(f"""\
+
+-> 6:5: missing key 'callable', or 'ensemble', in models[1]
+    ensemble: {{steps: []}}
+-> 9:23: models[1].ensemble.steps: expected at least one entry, given an empty list
+{STEPS.replace("{x: t}", "{x: ''}")}
+-> 11:34: models[1].ensemble.steps[0].inputs.x: expected a non-empty string, given the string ''
+{STEPS.replace("{y: b}", "{y: ''}")}
+-> 11:51: models[1].ensemble.steps[0].outputs.y: expected a non-empty string, given the string ''
+"""),
+)
+def test_steps_or_names_that_are_missing(tmp_path: Path, steps: str, told: str) -> None:
+    assert problems(tmp_path, MODEL + steps)[0] == f"config.yaml:{told}"
 
 
 def test_check_says_what_an_ensemble_is_made_of(tmp_path: Path) -> None:
@@ -103,8 +98,7 @@ def test_check_says_what_an_ensemble_is_made_of(tmp_path: Path) -> None:
 
 
 def test_changes_of_a_load_request(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(MODEL + STEPS)
-    specs = load_file(str(tmp_path / "config.yaml"), {}).models[1:]
+    specs = load_text(tmp_path, MODEL + STEPS).models[1:]
     (made,) = changed(specs, {"max_batch_size": 3, "decoupled": False, "response_cache": False})
     assert made.max_batch_size == 3
     for changes, text in (

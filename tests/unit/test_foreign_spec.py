@@ -54,40 +54,31 @@ def test_a_right_one_comes_through_whole(spec: ModelSpec) -> None:
     assert checked_spec(sent(spec.to_wire())) == spec
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("name", ""),
-        ("name", 5),
-        ("name", "a/b"),
-        ("version", "1"),
-        ("version", -1),
-        ("max_batch_size", 8.0),
-        ("max_batch_size", True),
-        ("max_batch_size", -1),
-        ("prefetch", None),
-        ("strict", 1),
-        ("inputs", 5),
-        ("inputs", (5,)),
-        ("inputs", (("x", "FP31", (1,), False),)),
-        ("inputs", (("x", "FP32", ("a",), False),)),
-        ("inputs", (("x", "FP32", (-2,), False),)),
-        ("inputs", (("x", "FP32"),)),
-        ("instances", ()),
-        ("instances", (("0", "cpu", RATE), ("0", "cpu", RATE))),
-        ("instances", (("0", 1, RATE),)),
-        ("instances", (("0", "cpu", ((("R", -1, False),), 0)),)),
-        ("sequence", ("direct", 1, 0, 0.0, (("START", "start", "INT8", 0, 1),))),
-        ("sequence", ("newest", 1, 0, 0.0, ())),
-        ("instances", "ab"),
-        ("batching", (1,) * 9),
-        ("batching", (-5, (), True, False)),
-        ("batching", (5, (-1,), True, False)),
-        ("queue", None),
-        ("queue", (1, 1, 0, 0, ("delay", 0, False, 0), ((1, (5,)),))),
-        ("on_unrecoverable", None),
-        ("no_such_field", 1),
+WRONG: dict[str, list[Any]] = {
+    "name": ["", 5, "a/b"],
+    "version": ["1", -1],
+    "max_batch_size": [8.0, True, -1],
+    "prefetch": [None],
+    "strict": [1],
+    "inputs": [
+        *(5, (5,), (("x", "FP32"),)),
+        *((("x", "FP31", (1,), False),), (("x", "FP32", ("a",), False),), (("x", "FP32", (-2,), False),)),
     ],
+    "instances": [
+        *((), "ab", (("0", 1, RATE),)),
+        (("0", "cpu", RATE), ("0", "cpu", RATE)),
+        (("0", "cpu", ((("R", -1, False),), 0)),),
+    ],
+    "sequence": [("direct", 1, 0, 0.0, (("START", "start", "INT8", 0, 1),)), ("newest", 1, 0, 0.0, ())],
+    "batching": [(1,) * 9, (-5, (), True, False), (5, (-1,), True, False)],
+    "queue": [None, (1, 1, 0, 0, ("delay", 0, False, 0), ((1, (5,)),))],
+    "on_unrecoverable": [None],
+    "no_such_field": [1],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, one) for field, values in WRONG.items() for one in values]
 )
 def test_a_wrong_field_is_a_breach_of_the_protocol(field: str, value: Any) -> None:
     with pytest.raises(WireError):
