@@ -42,20 +42,18 @@ def request(rows: int, value: float, timeout_s: float | None = None) -> InferReq
     return InferRequest("m", "", "", {}, [InputTensor("x", "FP32", (rows, 1), data)], (), timeout_s)
 
 
-class Worker:
-    """The other end of a link, which answers as it is told."""
+class LinkedWorker:
+    """The other end of a link of a driver, in this process."""
 
-    def __init__(self, driver: ModelDriver, instance: str) -> None:
-        slots = driver.spec.max_active or 1
+    def __init__(self, driver: ModelDriver, instance: str, slots: int, *down_for_s: float) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life, self._life = os.pipe()
         self._socket = theirs
         self._link = Link(theirs)
         self.instance = instance
         self.runs: list[wire.Run] = []
-        self.credits: list[wire.Credit] = []
         on_down: Callable[[WorkerLink, str], None] = lambda link, why: driver.workers.instance_down(  # noqa: E731
-            link.instance, why
+            link.instance, why, *down_for_s
         )
         driver.workers.instance_up(
             WorkerLink(instance, slots, ours, life, EPOCH, driver.workers.runner.on_messages, on_down)
@@ -70,13 +68,37 @@ class Worker:
         with contextlib.suppress(BlockingIOError):
             while (received := self._link.receive()) is not None:
                 message, fds = received
+                self.on_message(message, fds)
                 for fd in fds:
                     os.close(fd)
-                if isinstance(message, wire.Run):
-                    self.runs.append(message)
-                elif isinstance(message, wire.Credit):
-                    self.credits.append(message)
         self._socket.setblocking(True)
+
+    def on_message(self, message: wire.Message, fds: list[int]) -> None:
+        raise NotImplementedError
+
+    def say(self, message: wire.Message) -> None:
+        """Send anything."""
+        self._link.send(message)
+
+    def die(self) -> None:
+        """The process ends."""
+        self.runs.clear()
+        os.close(self._life)
+        self._socket.close()
+
+
+class Worker(LinkedWorker):
+    """A worker that answers as it is told."""
+
+    def __init__(self, driver: ModelDriver, instance: str) -> None:
+        super().__init__(driver, instance, driver.spec.max_active or 1)
+        self.credits: list[wire.Credit] = []
+
+    def on_message(self, message: wire.Message, fds: list[int]) -> None:
+        if isinstance(message, wire.Run):
+            self.runs.append(message)
+        elif isinstance(message, wire.Credit):
+            self.credits.append(message)
 
     def answer(self, well: list[bool]) -> None:
         """Answer the batch at hand: each request well or not; an empty list fails it as a whole."""
@@ -136,20 +158,10 @@ class Worker:
         """Send a datagram as it is."""
         self._socket.send(data)
 
-    def say(self, message: wire.Message) -> None:
-        """Say anything."""
-        self._link.send(message)
-
     def claim(self, phase: Any) -> None:
         """Answer the batch at hand, and say that it took this long."""
         run = self.runs.pop(0)
         self._link.send(wire.Done(run.batch_id, (), None, True, phase, 0, 0))
-
-    def die(self) -> None:
-        """The process ends."""
-        self.runs.clear()
-        os.close(self._life)
-        self._socket.close()
 
 
 class Scene:
@@ -183,6 +195,12 @@ class Scene:
             await asyncio.sleep(0)
         for worker in self.workers:
             worker.hear()
+
+    async def answer(self, well: list[bool]) -> None:
+        """Have the first worker answer the batch that it has when everything that is due has happened."""
+        await self.settle()
+        self.workers[0].answer(well)
+        await self.settle()
 
     def submit(self, rows: int, value: float, timeout_s: float | None) -> None:
         on_response = self._on_response if self.driver.spec.decoupled else None

@@ -6,18 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import numpy as np
+from driver_scene import FAILURE, LinkedWorker
 from graphs import MEMBERS, expected
 from worker_process import raised
 
 from gpuserve.core.errors import NotFound, RequestError
 from gpuserve.front.ipc.shared_memory import RegionTable
-from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.models.ensemble_driver import EnsembleDriver
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.pending_request import PendingRequest
@@ -30,61 +28,35 @@ from gpuserve_worker.execution.loop import HostPath
 from gpuserve_worker.execution.session import FrontSession
 from gpuserve_worker.inference.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.protocol import wire
-from gpuserve_worker.protocol.link import Link
 
-EPOCH, ARENA_NBYTES = 1, 1 << 28
+ARENA_NBYTES = 1 << 28
 SMALL, LARGE = 4, 1 << 13
-FAILURE = wire.WireFailure("INTERNAL", "no")
 
 
-class Worker:
+class Worker(LinkedWorker):
     """The one instance of a model: the other end of a link, which answers as it is told."""
 
     def __init__(self, driver: ModelDriver) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        life, self._life = os.pipe()
-        self._socket = theirs
-        self._link = Link(theirs)
+        super().__init__(driver, "a", 1, 60.0)
         self._spec = driver.spec
         self.session = FrontSession(
             self._link, HostPath(), raised, read_only_inputs=driver.spec.read_only_inputs
         )
-        self.runs: list[wire.Run] = []
         self.heard: list[wire.Run] = []
-        on_down: Callable[[WorkerLink, str], None] = lambda link, why: driver.workers.instance_down(  # noqa: E731
-            link.instance, why, 60.0
-        )
-        take = driver.workers.runner.on_messages
-        driver.workers.instance_up(WorkerLink("a", 1, ours, life, EPOCH, take, on_down))
-        self._link.send(wire.Attached(EPOCH))
 
-    def hear(self) -> None:
-        """Take what has been sent."""
-        if self._socket.fileno() < 0:
-            return
-        self._socket.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            while (received := self._link.receive()) is not None:
-                message, fds = received
-                match message:
-                    case wire.Run():
-                        self.runs.append(message)
-                        self.heard.append(message)
-                    case wire.Attach() | wire.Cancel():
-                        pass
-                    case _:
-                        self.obey(message, fds)
-                for fd in fds:
-                    os.close(fd)
-        self._socket.setblocking(True)
+    def on_message(self, message: wire.Message, fds: list[int]) -> None:
+        match message:
+            case wire.Run():
+                self.runs.append(message)
+                self.heard.append(message)
+            case wire.Attach() | wire.Cancel():
+                pass
+            case _:
+                self.obey(message, fds)
 
     def obey(self, message: wire.Message, fds: list[int]) -> None:
         """Take a message about memory."""
         self.session.process_memory_message(message, fds)
-
-    def say(self, message: wire.Message) -> None:
-        """Send anything."""
-        self._link.send(message)
 
     def answer(self, *, well: bool) -> None:
         """Answer the batch at hand: with sums, or as a failure."""
@@ -128,9 +100,7 @@ class Worker:
 
     def die(self) -> None:
         """The process ends."""
-        self.runs.clear()
-        os.close(self._life)
-        self._socket.close()
+        super().die()
         self.session.close()
 
 
@@ -262,11 +232,12 @@ def _driver(spec: ModelSpec) -> ModelDriver:
 
 @contextlib.asynccontextmanager
 async def played(spec: ModelSpec, **more: Any) -> AsyncIterator[Scene]:
-    """A scene after whose end nothing may be left."""
+    """A scene at whose end every answer is right and nothing is left."""
     scene = Scene(spec, **more)
     try:
         await scene.settle()
         yield scene
+        scene.look()
         await scene.check_nothing_is_left()
     finally:
         scene.close()

@@ -127,9 +127,11 @@ def check(scene: Scene) -> Counter[str]:
     cached=st.booleans(),
     direct=st.booleans(),
 )
-def test_every_request_is_counted_once(steps: list[Any], in_order: bool, cached: bool, direct: bool) -> None:
+async def test_requests_are_counted_once(
+    steps: list[Any], in_order: bool, cached: bool, direct: bool
+) -> None:
     spec = replace(SPEC, batching=BatchingSpec(preserve_ordering=in_order), response_cache=cached)
-    scene = asyncio.run(play(spec, ResponseCache(1 << 16) if cached else None, steps, direct=direct))
+    scene = await play(spec, ResponseCache(1 << 16) if cached else None, steps, direct=direct)
     check(scene)
     if cached:
         statistics = scene.metrics.statistics
@@ -140,8 +142,8 @@ def test_every_request_is_counted_once(steps: list[Any], in_order: bool, cached:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(steps=st.lists(st.tuples(STREAM_STEPS, st.booleans()), max_size=25), direct=st.booleans())
-def test_every_response_of_a_stream_is_counted_once(steps: list[Any], direct: bool) -> None:
-    scene = asyncio.run(play(replace(SPEC, decoupled=True), None, steps, direct=direct))
+async def test_every_response_of_a_stream_is_counted_once(steps: list[Any], direct: bool) -> None:
+    scene = await play(replace(SPEC, decoupled=True), None, steps, direct=direct)
     check(scene)
     totals: Counter[str] = Counter()
     for one in scene.metrics.statistics.responses:
@@ -151,26 +153,22 @@ def test_every_response_of_a_stream_is_counted_once(steps: list[Any], direct: bo
     assert totals["compute_infer"] == totals["success"] + totals["fail"]
 
 
-def test_the_responses_of_streams_are_counted_by_their_index() -> None:
-    async def run() -> Scene:
-        scene = Scene(replace(SPEC, decoupled=True, instances=SPEC.instances[:1]), None)
-        (worker,) = scene.workers
+async def test_the_responses_of_streams_are_counted_by_their_index() -> None:
+    scene = Scene(replace(SPEC, decoupled=True, instances=SPEC.instances[:1]), None)
+    (worker,) = scene.workers
+    await scene.settle()
+    for responses, leaves in (([True, True], False), ([True], True), ([True, False], False), ([], False)):
+        scene.submit(1, 1.0, None)
         await scene.settle()
-        for responses, leaves in (([True, True], False), ([True], True), ([True, False], False), ([], False)):
-            scene.submit(1, 1.0, None)
+        for good in responses:
+            worker.give([good])
             await scene.settle()
-            for good in responses:
-                worker.give([good])
-                await scene.settle()
-            if leaves:
-                scene.cancel(-1)
-            worker.end()
-            await scene.settle()
-        scene.pending[2].answer.exception()
-        scene.close()
-        return scene
-
-    scene = asyncio.run(run())
+        if leaves:
+            scene.cancel(-1)
+        worker.end()
+        await scene.settle()
+    scene.pending[2].answer.exception()
+    scene.close()
     found = [
         {name: one.times for name, one in index.durations().items() if one.times}
         for index in scene.metrics.statistics.responses
@@ -187,70 +185,53 @@ def test_the_responses_of_streams_are_counted_by_their_index() -> None:
 
 
 @pytest.mark.parametrize("phase", [-1, 1 << 63, "soon", None])
-def test_a_worker_that_gives_no_duration_is_ended_and_its_requests_go_on(phase: Any) -> None:
-    async def run() -> Scene:
-        scene = Scene(replace(SPEC, instances=SPEC.instances[:1]), None)
-        await scene.settle()
-        scene.submit(1, 1.0, None)
-        await scene.settle()
-        scene.workers[0].claim(phase)
-        await scene.settle()
-        scene.replace(0)
-        await scene.revive(0)
-        await scene.settle()
-        scene.workers[0].answer([True])
-        await scene.settle()
-        scene.close()
-        return scene
-
-    assert check(asyncio.run(run())) == {"answered": 1}
+async def test_a_worker_that_gives_no_duration_is_ended_and_its_requests_go_on(phase: Any) -> None:
+    scene = Scene(replace(SPEC, instances=SPEC.instances[:1]), None)
+    await scene.settle()
+    scene.submit(1, 1.0, None)
+    await scene.settle()
+    scene.workers[0].claim(phase)
+    await scene.settle()
+    scene.replace(0)
+    await scene.revive(0)
+    await scene.answer([True])
+    scene.close()
+    assert check(scene) == {"answered": 1}
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-def test_a_request_that_is_answered_and_taken_back_is_counted_once(in_order: bool) -> None:
+async def test_a_request_that_is_answered_and_taken_back_is_counted_once(in_order: bool) -> None:
     """The second of two batches ends first; its answer waits for the other's where they go in order."""
     spec = replace(SPEC, batching=BatchingSpec(preserve_ordering=in_order, merge=False))
-
-    async def run() -> Scene:
-        scene = Scene(spec, None)
-        await scene.settle()
-        scene.submit(1, 1.0, None)
-        scene.submit(1, 2.0, None)
-        await scene.settle()
-        second = next(worker for worker in scene.workers if worker.runs[0].batch_id == 1)
-        second.answer([True])
-        await scene.settle()
-        for number in (1, 0, 1):
-            scene.cancel(number)
-        await scene.settle()
-        scene.close()
-        return scene
-
-    scene = asyncio.run(run())
+    scene = Scene(spec, None)
+    await scene.settle()
+    scene.submit(1, 1.0, None)
+    scene.submit(1, 2.0, None)
+    await scene.settle()
+    second = next(worker for worker in scene.workers if worker.runs[0].batch_id == 1)
+    second.answer([True])
+    await scene.settle()
+    for number in (1, 0, 1):
+        scene.cancel(number)
+    await scene.settle()
+    scene.close()
     statistics = scene.metrics.statistics
     assert statistics.durations()["success"].times == 1
     assert statistics.failures[FailureReason.CANCELED] == 1
 
 
-def test_the_rest_of_a_sequence_goes_with_one_that_is_taken_back() -> None:
+async def test_the_rest_of_a_sequence_goes_with_one_that_is_taken_back() -> None:
     spec = replace(SPEC, instances=SPEC.instances[:1], sequence=SequenceBatching("oldest"))
-
-    async def run() -> Scene:
-        scene = Scene(spec, None)
-        await scene.settle()
-        for number in range(3):
-            asked = request(1, 1.0)
-            asked.sequence = Sequence(7, number == 0, False)
-            scene.pending.append(scene.driver.submit(asked))
-        await scene.settle()
-        scene.cancel(1)
-        await scene.settle()
-        scene.workers[0].answer([True])
-        await scene.settle()
-        scene.close()
-        return scene
-
-    scene = asyncio.run(run())
+    scene = Scene(spec, None)
+    await scene.settle()
+    for number in range(3):
+        asked = request(1, 1.0)
+        asked.sequence = Sequence(7, number == 0, False)
+        scene.pending.append(scene.driver.submit(asked))
+    await scene.settle()
+    scene.cancel(1)
+    await scene.answer([True])
+    scene.close()
     assert scene.metrics.statistics.durations()["success"].times == 1
     assert scene.metrics.statistics.failures[FailureReason.CANCELED] == 2
     assert isinstance(scene.pending[2].answer.exception(), RequestError)

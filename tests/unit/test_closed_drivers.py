@@ -1,44 +1,37 @@
-"""What requests hear when the driver of their model is closed: as the server ends, or the model alone."""
+"""What requests hear when the driver of their model is closed, or when they are cancelled meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import socket
-import struct
 
 import pytest
+from driver_scene import SPEC as TWO
+from driver_scene import request
 
 from gpuserve.core.errors import RequestError, Stopping
 from gpuserve.front.ipc.worker_link import WorkerLink
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.pending_request import PendingRequest
 from gpuserve.front.observability.metrics.model_metrics import ModelMetrics
-from gpuserve.front.requests.inference import InferRequest, InputTensor
-from gpuserve.model.spec import InstanceSpec, ModelSpec
-from gpuserve_worker.protocol.tensor import TensorSpec
+from gpuserve.front.requests.inference import InferResponse
 
-SPEC = ModelSpec(
-    "m",
-    (TensorSpec("x", "FP32", (-1,)),),
-    (TensorSpec("y", "FP32", (-1,)),),
-    1,
-    (InstanceSpec("cpu#0", "cpu", {}),),
-)
+SPEC = dataclasses.replace(TWO, max_batch_size=1, instances=TWO.instances[:1])
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 REMOVED = "model 'm' is not served any more"
 
 
 def submit(driver: ModelDriver) -> PendingRequest:
-    tensor = InputTensor("x", "FP32", (1, 1), struct.pack("f", 1.0))
-    return driver.submit(InferRequest("m", "", "", {}, [tensor], (), None))
+    return driver.submit(request(1, 1.0))
 
 
 def connect(driver: ModelDriver) -> socket.socket:
     """Bring up an instance that never answers; its end of the link."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     life, take = os.pidfd_open(os.getpid()), driver.workers.runner.on_messages
-    link = WorkerLink("cpu#0", 1, ours, life, 1, take, lambda *_: None)
+    link = WorkerLink(SPEC.instances[0].name, 1, ours, life, 1, take, lambda *_: None)
     driver.workers.instance_up(link)
     return theirs
 
@@ -67,3 +60,37 @@ async def test_why_a_request_gets_no_answer(is_end: bool, text: str, instances: 
         worker.close()
     assert [str(one) for one in heard] == [text] * 3
     assert [isinstance(one, Stopping) for one in heard] == [is_end] * 3
+
+
+async def infer(driver: ModelDriver) -> None:
+    """Await the answer like a protocol handler: cancel the request if the task is cancelled."""
+    pending = submit(driver)
+    try:
+        await pending.answer
+    except asyncio.CancelledError:
+        pending.cancel()
+        raise
+
+
+async def test_a_failed_request_is_not_counted_as_cancelled_too() -> None:
+    metrics = ModelMetrics("m", "1", dict)
+    driver = ModelDriver(SPEC, 1 << 20, metrics)
+    call = asyncio.create_task(infer(driver))
+    await asyncio.sleep(0)  # the task runs until it waits for the answer
+    assert driver.unfinished == 1
+    driver.close()  # fails queued requests
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (metrics.outcomes.failures["UNAVAILABLE"], metrics.outcomes.cancellations) == (1, 0)
+
+
+async def test_an_answer_to_a_cancelled_request_frees_its_memory() -> None:
+    metrics = ModelMetrics("m", "1", dict)
+    closed: list[str] = []
+    driver = ModelDriver(SPEC, 1 << 20, metrics)
+    pending = submit(driver)
+    pending.answer.set_result(InferResponse("m", "1", "", {}, [], lambda: closed.append("outputs")))
+    pending.cancel()
+    driver.close()
+    assert (closed, metrics.outcomes.cancellations) == (["outputs"], 0)

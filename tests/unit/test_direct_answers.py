@@ -54,9 +54,7 @@ async def test_a_request_that_is_called_back_has_no_future() -> None:
     pending = ask(scene.driver, answers)
     assert not hasattr(pending, "answer")
     assert (pending.is_over, pending.is_cancelled) == (False, False)
-    await scene.settle()
-    scene.workers[0].answer([True])
-    await scene.settle()
+    await scene.answer([True])
     assert isinstance(answers[0], InferResponse)
     assert len(answers) == 1
     assert (pending.is_over, pending.is_cancelled) == (True, False)
@@ -86,9 +84,7 @@ async def test_all_answers_of_a_batch_come_in_the_turn_in_which_it_ends() -> Non
 async def test_a_batch_that_fails_is_an_error() -> None:
     scene, answers = Scene(ONE_WORKER, direct=True), list[Answer]()
     ask(scene.driver, answers)
-    await scene.settle()
-    scene.workers[0].answer([])
-    await scene.settle()
+    await scene.answer([])
     assert [type(one) for one in answers] == [Internal]
     scene.close()
 
@@ -158,9 +154,7 @@ async def test_an_answer_out_of_the_cache_comes_before_submit_returns() -> None:
     spec = replace(ONE_WORKER, response_cache=True)
     scene, answers = Scene(spec, ResponseCache(1 << 16), direct=True), list[Answer]()
     ask(scene.driver, answers)
-    await scene.settle()
-    scene.workers[0].answer([True])
-    await scene.settle()
+    await scene.answer([True])
     again = ask(scene.driver, answers)
     assert again.is_over
     assert [type(one) for one in answers] == [InferResponse] * 2
@@ -178,9 +172,7 @@ async def test_whoever_is_answered_may_take_others_back_and_ask_again() -> None:
     scene.on_answer = leave
     for _ in range(3):
         scene.submit(1, 1.0, None)
-    await scene.settle()
-    scene.workers[0].answer([True])
-    await scene.settle()
+    await scene.answer([True])
     scene.workers[0].answer([True])
     await scene.settle()
     answered = [one in scene.answers for one in scene.pending]
@@ -198,9 +190,7 @@ async def test_a_defect_of_one_taker_is_not_that_of_the_others(caplog: pytest.Lo
     scene.on_answer = fail
     for _ in range(2):
         scene.submit(1, 1.0, None)
-    await scene.settle()
-    scene.workers[0].answer([True])
-    await scene.settle()
+    await scene.answer([True])
     assert scene.pending[1] in scene.answers
     assert scene.driver.ready  # its worker broke nothing
     scene.close()
@@ -240,9 +230,7 @@ async def test_an_ensemble_answers_by_the_same_call() -> None:
 
 
 @pytest.mark.parametrize(("leaves", "error"), [(False, ""), (True, "CANCELLED")])
-async def test_a_trace_ends_with_the_answer_or_when_the_request_is_taken_back(
-    leaves: bool, error: str
-) -> None:
+async def test_a_trace_ends_with_the_answer_or_the_cancellation(leaves: bool, error: str) -> None:
     traces: list[Trace] = []
     scene, answers = Scene(ONE_WORKER, direct=True), list[Answer]()
     scene.driver.tracer = tracer(ONE_WORKER, traces)
@@ -288,8 +276,7 @@ async def test_a_request_that_cannot_be_in_time_is_told_before_its_time_is_over(
     ask(scene.driver, [])
     await scene.settle()
     assert isinstance(answers[0], DeadlineExceeded)
-    assert str(answers[0]) == (
-        "Deadline Exceeded: 60 s were given to model 'm', and less is left than a batch takes"
-    )
+    text = "Deadline Exceeded: 60 s were given to model 'm', and less is left than a batch takes"
+    assert str(answers[0]) == text
     assert scene.metrics.statistics.failures[FailureReason.REJECTED] == 1
     scene.close()

@@ -48,16 +48,13 @@ async def act(scene: Scene, one: tuple[Any, ...]) -> None:
 
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ensembles(), st.lists(st.tuples(STEPS, st.booleans()), max_size=25))
-async def test_whatever_happens_each_request_is_answered_and_all_memory_is_free(
-    spec: ModelSpec, steps: list[Any]
-) -> None:
+async def test_each_request_is_answered_and_all_memory_is_free(spec: ModelSpec, steps: list[Any]) -> None:
     async with played(spec) as scene:
         for one, at_once in steps:
             await act(scene, one)
             if not at_once:
                 await scene.settle()
         await scene.finish()
-        scene.look()
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -121,7 +118,6 @@ async def test_a_large_tensor_for_one_reader_is_lent_where_it_lies() -> None:
             assert [type(one) for one in payloads(run)] == [wire.Loan]
             assert run.fills == ()
         assert [driver.arena.statistics().allocated for driver in scene.drivers.values()] == [0, 0, 0, 0, 1]
-        scene.look()
 
 
 async def test_a_large_tensor_for_several_readers_is_copied_by_their_workers() -> None:
@@ -133,7 +129,6 @@ async def test_a_large_tensor_for_several_readers_is_copied_by_their_workers() -
         (last,) = scene.workers["m21"].heard
         assert [type(one) for one in payloads(last)] == [wire.Loan, wire.Ref]
         assert [type(one) for one in sources(last)] == [wire.Loan]
-        scene.look()
 
 
 async def test_merged_large_tensors_are_put_together_by_the_worker() -> None:
@@ -145,7 +140,6 @@ async def test_merged_large_tensors_are_put_together_by_the_worker() -> None:
         assert len(last.requests) == 3
         assert [type(one) for one in payloads(last)] == [wire.Ref]
         assert [type(one) for one in sources(last)] == [wire.Loan] * 3
-        scene.look()
 
 
 async def test_a_callable_that_never_writes_reads_what_is_shared_where_it_lies() -> None:
@@ -164,7 +158,6 @@ async def test_a_callable_that_never_writes_reads_what_is_shared_where_it_lies()
         assert run.fills == ()
         scene.workers["calm"].answer(well=False)  # it may not write, as the others here do
         await scene.finish()
-        scene.look()
 
 
 async def test_small_tensors_are_in_the_message() -> None:
@@ -172,38 +165,33 @@ async def test_small_tensors_are_in_the_message() -> None:
         scene.submit(1, SMALL, 3)
         await scene.finish()
         assert all(isinstance(one, bytes) for run in scene.workers["m11"].heard for one in payloads(run))
-        scene.look()
 
 
 # ---- what is refused ------------------------------------------------------------------------
 
 
-async def refusal(spec: ModelSpec, kind: type[RequestError], **more: Any) -> str:
-    told: list[str] = []
-    async with played(spec, **more) as scene:
+@pytest.mark.parametrize(
+    ("spec", "kind", "told"),
+    [
+        (ensemble(step("m11", "x", "a"), step("gone", "a", "y")), Unavailable, "no gone"),
+        (
+            ensemble(step("stream", "x", "y")),
+            Unimplemented,
+            "model 'stream' is decoupled, and a step needs one response to each request",
+        ),
+    ],
+    ids=["absent", "decoupled"],
+)
+async def test_an_unusable_model_fails_its_step(spec: ModelSpec, kind: type[RequestError], told: str) -> None:
+    stream = dataclasses.replace(MEMBERS["m11"], name="stream", decoupled=True)
+    texts: list[str] = []
+    async with played(spec, members=[*MEMBERS.values(), stream]) as scene:
         for width in (SMALL, LARGE):
             pending = scene.submit(1, width, 1)
             await scene.finish()
             assert type(pending.answer.exception()) is kind
-            told.append(str(pending.answer.exception()))
-        scene.look()
-    assert told[0] == told[1]
-    return told[0]
-
-
-async def test_a_model_that_is_not_there_fails_its_step() -> None:
-    spec = ensemble(step("m11", "x", "a"), step("gone", "a", "y"))
-    assert await refusal(spec, Unavailable) == "in ensemble 'e', no gone"
-
-
-async def test_a_model_that_gives_streams_is_refused() -> None:
-    stream = dataclasses.replace(MEMBERS["m11"], name="stream", decoupled=True)
-    text = await refusal(
-        ensemble(step("stream", "x", "y")), Unimplemented, members=[*MEMBERS.values(), stream]
-    )
-    assert (
-        text == "in ensemble 'e', model 'stream' is decoupled, and a step needs one response to each request"
-    )
+            texts.append(str(pending.answer.exception()))
+    assert texts == [f"in ensemble 'e', {told}"] * 2
 
 
 async def test_an_ensemble_that_leads_back_to_itself_ends() -> None:
@@ -216,12 +204,11 @@ async def test_an_ensemble_that_leads_back_to_itself_ends() -> None:
         assert "more than 16 ensembles within one another" in str(pending.answer.exception())
         # Each of them counts itself.
         scene.submitted, scene.failed = 17, 16
-        scene.look()
 
 
 @pytest.mark.parametrize("width", [SMALL, LARGE])
 async def test_a_request_under_way_is_finished_after_the_others_are_refused(width: int) -> None:
-    async def story(scene: Scene) -> None:
+    async with played(ensemble(step("m11", "x", "a"), step("m11", "a", "y"))) as scene:
         scene.submit(1, width, 1)
         await scene.settle()
         for driver in scene.drivers.values():
@@ -232,8 +219,3 @@ async def test_a_request_under_way_is_finished_after_the_others_are_refused(widt
         await scene.finish()
         scene.look()
         assert scene.answered == 1
-
-    scene = Scene(ensemble(step("m11", "x", "a"), step("m11", "a", "y")))
-    await scene.settle()
-    await story(scene)
-    scene.close()

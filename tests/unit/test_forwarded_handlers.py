@@ -5,34 +5,33 @@ same bytes as without the forwarding.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final
 
 import http1_talk
 import http2_scene
 import pytest
-from driver_scene import SPEC, Scene
+from handler_scene import LIMIT_NBYTES, ServiceScene
 from http1_talk import CHUNKED, post
 from http2_peer import POST, data, reset
 from ipc_scene import FrontSink, Way
 
-from gpuserve.config.settings.server import ServerSettings
-from gpuserve.front.net.async_requests import AsyncRequests
-from gpuserve.front.net.exchange import AnswerHead, Exchange, RequestHandler
+from gpuserve.config.settings.values import header_pattern
+from gpuserve.core.errors import InvalidArgument
+from gpuserve.front.net.exchange import AnswerHead, Exchange, Head, RequestHandler
 from gpuserve.front.net.http1_protocol import UNCONSUMED_NBYTES
 from gpuserve.front.net.http2_streams import RECEIVE_WINDOW
 from gpuserve.front.protocols.access.authorization import AccessPolicy
+from gpuserve.front.protocols.access.header_forwarding import HeaderForwarding, header_forwarding
 from gpuserve.front.protocols.grpc import unary_rpcs
 from gpuserve.front.protocols.grpc.grpc_handler import GrpcHandler
 from gpuserve.front.protocols.grpc.grpc_protocol import frame
 from gpuserve.front.protocols.http.http_handler import HttpHandler
 from gpuserve.front.protocols.router import RequestRouter
-from gpuserve.front.service.inference_service import inference_service
+from gpuserve.front.requests.inference import InferRequest
 
 MIB: Final = 1 << 20
-LIMIT_NBYTES: Final = 1 << 20
 INFER: Final = b"POST /v2/models/m/infer HTTP/1.1"
 BODY: Final = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"FP32","data":[1]}]}'
 GENERATE: Final = b"POST /v2/models/m/generate_stream HTTP/1.1"
@@ -41,14 +40,11 @@ DATE: Final = re.compile(rb"date: [^\r]*\r\n")
 WAYS: Final = ("direct", "forwarded")
 
 
-class House:
+class House(ServiceScene):
     """The HTTP and gRPC handlers of a front with the model "m", and the IPC channel to the front."""
 
     def __init__(self) -> None:
-        self.scene = Scene(SPEC, arena_nbytes=1 << 26)
-        self.service = inference_service(ServerSettings(name="test"))
-        self.service.models.add(self.scene.driver)
-        self.requests = AsyncRequests()
+        super().__init__()
         http = HttpHandler(self.service, self.requests, LIMIT_NBYTES, AccessPolicy())
         self.accept: RequestHandler = RequestRouter(
             GrpcHandler(self.service, self.requests, LIMIT_NBYTES), http
@@ -68,21 +64,17 @@ class House:
                     worker.answer([True])
             await asyncio.to_thread(lambda: None)
 
-    async def close(self) -> None:
-        await self.requests.stop()
-        self.way.close()
-        self.scene.close()
+    async def __aenter__(self) -> House:
+        return self
 
-
-@contextlib.asynccontextmanager
-async def opened() -> AsyncIterator[House]:
-    house = House()
-    try:
-        yield house
-        await house.settle()
-        assert (house.way.forwarding.n_open, house.way.forwarded.n_open) == (0, 0)
-    finally:
-        await house.close()
+    async def __aexit__(self, *error: object) -> None:
+        try:
+            if error[0] is None:
+                await self.settle()
+                assert (self.way.forwarding.n_open, self.way.forwarded.n_open) == (0, 0)
+        finally:
+            self.way.close()
+            await super().__aexit__(*error)
 
 
 # ---- the same as without ------------------------------------------------------------------------
@@ -122,7 +114,7 @@ HTTP1: Final = {
 @pytest.mark.parametrize("name", HTTP1)
 @pytest.mark.parametrize("cuts", [(), (30, 90, 110)], ids=["whole", "cut"])
 async def test_a_client_of_http1_sees_no_difference(name: str, cuts: tuple[int, ...]) -> None:
-    async with opened() as house:
+    async with House() as house:
         seen = {}
         for way in WAYS:
             talk = http1_talk.Talk(handler=house.accept_by(way))
@@ -154,7 +146,7 @@ GRPC: Final = {
 async def test_a_client_of_grpc_sees_no_difference(name: str) -> None:
     path, message = GRPC[name]
     fields = [field for field in POST if field[0] != ":path"]
-    async with opened() as house:
+    async with House() as house:
         seen = {}
         for way in WAYS:
             talk = http2_scene.Talk(handler=house.accept_by(way))
@@ -173,7 +165,7 @@ async def test_a_client_of_grpc_sees_no_difference(name: str) -> None:
 async def test_a_cancelled_call_leaves_nothing(name: str) -> None:
     path, message = GRPC[name]
     fields = [field for field in POST if field[0] != ":path"]
-    async with opened() as house:
+    async with House() as house:
         talk = http2_scene.Talk(handler=house.accept_by("forwarded"))
         for stream_id in (1, 3):
             head = talk.peer.headers(stream_id, [*fields[:1], (":path", path), *fields[1:]])
@@ -248,3 +240,79 @@ async def test_a_large_body_of_http2_waits_at_its_client() -> None:
     talk.read()
     assert talk.peer.response(1).status == "200"
     upload.way.close()
+
+
+# ---- forwarding ------------------------------------------------------------------------------
+
+
+def forwarded(pattern: str, *headers: tuple[bytes, bytes]) -> dict[str, str]:
+    return HeaderForwarding(pattern).parameters(headers)
+
+
+def head(*headers: tuple[bytes, bytes]) -> Head:
+    return Head("POST", b"/", headers, "2", None)
+
+
+def test_without_a_pattern_nobody_looks() -> None:
+    assert header_forwarding("") is None
+    assert isinstance(header_forwarding("x"), HeaderForwarding)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("user", ["user", "x-user-id"]), ("^user$", ["user"]), ("X-USER", ["x-user-id"]),
+        ("(?-i)X-USER", []), ("(?-i)x-user", ["x-user-id"]), ("a|tag", ["tag"]),
+        (".*", ["user", "x-user-id", "tag"]),
+    ],
+)  # fmt: skip
+def test_the_pattern_is_searched_in_lower_case_names(pattern: str, names: list[str]) -> None:
+    headers = [(b"user", b"1"), (b"X-User-Id", b"2"), (b"tag", b"3")]
+    assert list(forwarded(pattern, *headers)) == names
+
+
+def test_values_are_text_and_repeated_headers_are_joined() -> None:
+    headers = [(b"x-a", b"1"), (b"x-b", b"caf\xe9"), (b"x-a", b"2")]
+    assert forwarded("x-", *headers) == {"x-a": "1, 2", "x-b": "café"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("te", "host", "content-type", "content-length", "grpc-timeout", ":path", "trace-bin"),
+        *("triton-access-token", "triton-grpc-protocol-triton-access-token", "x" * 257),
+    ],
+)
+def test_headers_that_are_never_forwarded(name: str) -> None:
+    assert forwarded(".*", (name.encode(), b"v"), (b"x", b"1")) == {"x": "1"}
+
+
+@pytest.mark.parametrize("name", ["timeout", "priority", "Sequence_Id", "binary_data_output", "triton_x"])
+def test_reserved_names_are_refused_only_where_they_match(name: str) -> None:
+    header = (name.encode(), b"v")
+    with pytest.raises(
+        InvalidArgument,
+        match=f"^header '{name.lower()}' has the name of a parameter and cannot be forwarded$",
+    ):
+        forwarded(".*", header)
+    assert forwarded("^other$", header) == {}
+
+
+def test_a_header_stands_over_a_parameter_of_the_body() -> None:
+    request = InferRequest("m", "", "", {"user": "forged", "n": 1}, [], (), None)
+    HeaderForwarding("user").add_to(request, head((b"user", b"ann")))
+    assert request.parameters == {"user": "ann", "n": 1}
+
+
+def test_requests_of_one_head_share_its_parameters_unless_they_have_their_own() -> None:
+    shared, forwarding = head((b"user", b"ann")), HeaderForwarding("user")
+    first, second, third = (InferRequest("m", "", "", own, [], (), None) for own in ({}, {}, {"n": 1}))
+    for one in (first, second, third):
+        forwarding.add_to(one, shared)
+    assert first.parameters is second.parameters
+    assert (second.parameters, third.parameters) == ({"user": "ann"}, {"n": 1, "user": "ann"})
+
+
+def test_a_pattern_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"expected a regular expression, given '\('"):
+        header_pattern("(")

@@ -3,46 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
 import logging
 import urllib.parse
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import numpy as np
 import pytest
-from driver_scene import SPEC, Scene
+from handler_scene import LIMIT_NBYTES, ServiceScene
 from http2_peer import POST, Response, data, reset
 from http2_scene import Talk
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.config.settings.server import AccessRule, ServerSettings
-from gpuserve.front.net.async_requests import AsyncRequests
+from gpuserve.config.settings.server import AccessRule
 from gpuserve.front.protocols.access import body_decoding as offload
 from gpuserve.front.protocols.access.authorization import AccessPolicy
 from gpuserve.front.protocols.grpc import grpc_protocol, model_infer, model_stream_infer, unary_rpcs
 from gpuserve.front.protocols.grpc.grpc_handler import GrpcHandler
 from gpuserve.front.protocols.grpc.grpc_protocol import MAX_MESSAGE_NBYTES, Unframer, frame, grpc_message
 from gpuserve.front.protocols.grpc.reflection import METHODS as REFLECTION
-from gpuserve.front.service.inference_service import inference_service
 
-LIMIT_NBYTES: Final = 1 << 20
 SERVICE: Final = "/inference.GRPCInferenceService/"
 TE: Final = ("te", "trailers")
 CLOSED: Final = AccessPolicy([AccessRule(("inference", "health"), "right", "token")])
 
 
-class House:
-    """A gRPC handler with the model "m", whose worker answers as a test says."""
+class House(ServiceScene):
+    """A gRPC handler with the model "m"."""
 
     def __init__(self, policy: AccessPolicy | None = None, compression: str = "none") -> None:
-        self.scene = Scene(SPEC, arena_nbytes=1 << 26)
-        self.service = inference_service(ServerSettings(name="test"))
-        self.service.models.add(self.scene.driver)
-        self.requests = AsyncRequests()
+        super().__init__()
         self.handler = GrpcHandler(self.service, self.requests, LIMIT_NBYTES, policy, None, compression)
         self.talk = Talk(handler=self.handler.accept)
         self._last_id = -1
@@ -66,30 +58,13 @@ class House:
         """The client gives the last call up."""
         self.talk.feed(reset(self._last_id))
 
-    async def answer(self, well: bool = True) -> None:
-        await self.settle()
-        for worker in self.scene.workers:
-            if worker.runs:
-                worker.answer([well])
-        await self.settle()
-
     async def settle(self) -> None:
         for _ in range(3):
             await self.scene.settle()
         self.talk.read()
 
-    async def close(self) -> None:
-        await self.requests.stop()
-        self.scene.close()
-
-
-@contextlib.asynccontextmanager
-async def opened(*made: Any) -> AsyncIterator[House]:
-    house = House(*made)
-    try:
-        yield house
-    finally:
-        await house.close()
+    async def __aenter__(self) -> House:
+        return self
 
 
 def message(rows: int = 1) -> bytes:
@@ -138,7 +113,7 @@ WAYS: Final[dict[str, Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 async def test_inference_needs_no_task_and_is_answered_in_its_turn(way: str) -> None:
     made, fields = WAYS[way]
-    async with opened(*made) as house:
+    async with House(*made) as house:
         body = packed(message()) if way == "packed" else framed(message())
         for _ in range(2):  # the second has a head that is known
             response = house.call(unary_rpcs.MODEL_INFER, body, *fields)
@@ -160,7 +135,7 @@ async def test_large_messages_are_packed_and_unpacked_beside_the_loop(
     monkeypatch.setattr(offload, "THREAD_NBYTES", thread_nbytes)
     for module in (grpc_protocol, model_infer):
         monkeypatch.setattr(module, "COMPRESSED_NBYTES", 1)
-    async with opened(None, "high") as house:
+    async with House(None, "high") as house:
         body = packed(message(4)) if packs else framed(message(4))
         fields = [("grpc-encoding", "gzip")] if packs else []
         response = house.call(
@@ -175,18 +150,17 @@ async def test_large_messages_are_packed_and_unpacked_beside_the_loop(
         assert list(answered(response, "gzip").outputs[0].shape) == [4, 1]
 
 
-async def test_a_client_that_leaves_a_full_stream_takes_its_request_back(
+async def test_a_client_that_leaves_a_full_stream_cancels_its_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(model_stream_infer, "MAX_PENDING_NBYTES", 1)
-    async with opened() as house:
+    async with House() as house:
         house.call(unary_rpcs.MODEL_STREAM_INFER, packed(message()) * 3, ("grpc-encoding", "gzip"), end=False)
         await house.settle()
         assert house.scene.driver.unfinished == 1  # the others are not even unpacked
         house.leave()
         await house.settle()
-        assert house.requests.tasks == set()
-        assert house.scene.metrics.outcomes.cancellations == 1
+        assert (house.requests.tasks, house.scene.metrics.outcomes.cancellations) == (set(), 1)
 
 
 # ---- other calls --------------------------------------------------------------------------------
@@ -202,7 +176,7 @@ async def test_a_client_that_leaves_a_full_stream_takes_its_request_back(
     ],
 )
 async def test_calls_that_cannot_be_served_are_told_why_at_their_end(path: str, te: bool, code: int) -> None:
-    async with opened() as house:
+    async with House() as house:
         response = house.call(path, b"\0\0", te=te, end=False)
         assert not response.heads
         house.feed(b"\0\0\0", end=True)
@@ -221,11 +195,11 @@ async def test_calls_that_cannot_be_served_are_told_why_at_their_end(path: str, 
     ],
 )
 @pytest.mark.parametrize("body", [None, framed(b"")])
-async def test_a_client_that_leaves_is_no_defect(
+async def test_a_departed_client_is_no_defect(
     path: str, body: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with opened() as house:
+    async with House() as house:
         house.call(path, body, end=False)
         await house.settle()
         house.leave()
@@ -235,7 +209,7 @@ async def test_a_client_that_leaves_is_no_defect(
 
 
 async def test_a_method_is_named_as_it_is() -> None:
-    async with opened() as house:
+    async with House() as house:
         for path in (SERVICE + "Model%49nfer", SERVICE.replace("/i", "/%69") + "ServerLive"):
             assert status(house.call(path, framed(b""))) == 12
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 from http1_talk import Talk
-from test_http_handler import opened
+from test_http_handler import House
 
 from gpuserve.front.protocols.access.authorization import AccessPolicy, AllowedHosts, foreign_host
 from gpuserve.front.protocols.http.http_handler import HttpHandler
@@ -63,7 +63,7 @@ async def test_a_page_of_anybodys_reads_nothing_on_either_port() -> None:
     def asked(path: str, host: str, *lines: str) -> bytes:
         return "\r\n".join([f"GET {path} HTTP/1.1", f"Host: {host}", *lines, "", ""]).encode()
 
-    async with opened() as house:
+    async with House() as house:
         handler = HttpHandler(house.service, house.requests, 1 << 20, AccessPolicy(), None, ["good.example"])
         for path, accept in (("/v2", handler.accept), ("/v2/health/live", handler.accept_metrics)):
             talk = Talk(handler=accept)

@@ -3,65 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
 import json
 import threading
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
-from driver_scene import SPEC, Scene
+from driver_scene import SPEC
+from handler_scene import LIMIT_NBYTES, ServiceScene
 from http1_talk import Talk, post
 
-from gpuserve.config.settings.server import ServerSettings
-from gpuserve.front.net.async_requests import AsyncRequests
 from gpuserve.front.protocols.access import body_decoding as offload
 from gpuserve.front.protocols.access.authorization import AccessPolicy
 from gpuserve.front.protocols.access.endpoints import Endpoint
 from gpuserve.front.protocols.http.http_handler import HttpHandler
-from gpuserve.front.service.inference_service import InferenceService, inference_service
 from gpuserve.model.spec import ModelSpec
 from gpuserve_worker.protocol.tensor import TensorSpec
 
-LIMIT_NBYTES: Final = 1 << 20
 INFER: Final = b"POST /v2/models/m/infer HTTP/1.1"
 BODY: Final = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"FP32","data":[1]}]}'
 WIDE: Final = 1 << 17
 
 
-class House:
-    """An HTTP handler with the model "m", whose worker answers as a test says."""
+class House(ServiceScene):
+    """An HTTP handler with the model "m"."""
 
     def __init__(self, spec: ModelSpec = SPEC, policy: AccessPolicy | None = None) -> None:
-        self.scene = Scene(spec, arena_nbytes=1 << 26)
-        self.service: InferenceService = inference_service(ServerSettings(name="test"))
-        self.service.models.add(self.scene.driver)
-        self.requests = AsyncRequests()
+        super().__init__(spec)
         self.handler = HttpHandler(self.service, self.requests, LIMIT_NBYTES, policy or AccessPolicy())
 
     def talk(self, client: tuple[str, int] = ("127.0.0.1", 5)) -> Talk:
         return Talk(handler=self.handler.accept, client=client)
 
-    async def answer(self, well: bool = True) -> None:
-        await self.scene.settle()
-        for worker in self.scene.workers:
-            if worker.runs:
-                worker.answer([well])
-        await self.scene.settle()
-
-    async def close(self) -> None:
-        await self.requests.stop()
-        self.scene.close()
-
-
-@contextlib.asynccontextmanager
-async def opened(*made: Any) -> AsyncIterator[House]:
-    house = House(*made)
-    try:
-        yield house
-    finally:
-        await house.close()
+    async def __aenter__(self) -> House:
+        return self
 
 
 def get(path: bytes, fields: bytes = b"") -> bytes:
@@ -77,7 +52,7 @@ def outputs(talk: Talk) -> list[Any]:
 
 
 async def test_an_answer_is_sent_in_the_turn_in_which_it_is_there() -> None:
-    async with opened() as house:
+    async with House() as house:
         talk = house.talk().feed(post(BODY, line=INFER))
         assert house.requests.tasks == set()
         assert talk.way.sent == b""
@@ -90,11 +65,11 @@ async def test_an_answer_is_sent_in_the_turn_in_which_it_is_there() -> None:
 
 @pytest.mark.parametrize("cuts", [(), (150,), tuple(range(0, 400, 7))])
 @pytest.mark.parametrize("thread_nbytes", [1, 16 << 10])
-async def test_compressed_bodies_and_answers(
+async def test_compression(
     cuts: tuple[int, ...], thread_nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offload, "THREAD_NBYTES", thread_nbytes)
-    async with opened() as house:
+    async with House() as house:
         fields = b"Content-Encoding: gzip\r\nAccept-Encoding: gzip\r\n"
         talk = house.talk().feed(post(gzip.compress(BODY), fields, INFER), cuts)
         while not talk.way.sent:
@@ -117,7 +92,7 @@ async def test_a_client_that_leaves_while_a_thread_works_for_it(monkeypatch: pyt
         return result_or_error(work)
 
     monkeypatch.setattr(offload, "result_or_error", slowly)
-    async with opened() as house:
+    async with House() as house:
         leaves = house.talk().feed(post(gzip.compress(BODY), b"Content-Encoding: gzip\r\n", INFER))
         await asyncio.to_thread(working.wait)
         leaves.http1.lost()
@@ -133,15 +108,11 @@ async def test_a_client_that_leaves_while_a_thread_works_for_it(monkeypatch: pyt
 
 async def test_a_large_tensor_that_comes_in_parts_is_in_the_arena_while_it_is_wanted() -> None:
     wide = ModelSpec("m", (TensorSpec("x", "UINT8", (WIDE,)),), (), 0, SPEC.instances)
-    said = {
-        "inputs": [
-            {"name": "x", "shape": [WIDE], "datatype": "UINT8", "parameters": {"binary_data_size": WIDE}}
-        ]
-    }
-    text = json.dumps(said).encode()
+    entry = {"name": "x", "shape": [WIDE], "datatype": "UINT8", "parameters": {"binary_data_size": WIDE}}
+    text = json.dumps({"inputs": [entry]}).encode()
     fields = b"Inference-Header-Content-Length: %d\r\n" % len(text)
     whole = post(text + bytes(WIDE), fields, INFER)
-    async with opened(wide) as house:
+    async with House(wide) as house:
         for cut in (len(whole) - 1, len(whole)):
             talk = house.talk().feed(whole[:cut], cuts=(len(whole) // 2,))
             await house.scene.settle()
@@ -158,17 +129,13 @@ async def test_a_large_tensor_that_comes_in_parts_is_in_the_arena_while_it_is_wa
 @pytest.mark.parametrize(
     ("sent", "status", "text"),
     [
-        (
-            post(b"{}", line=b"POST /v2/models/a%2fb/infer HTTP/1.1"),
-            404,
-            "Request for unknown model: 'a/b' is",
-        ),
+        (post(b"{}", line=b"POST /v2/models/a%2fb/infer HTTP/1.1"), 404, "for unknown model: 'a/b' is"),
         (post(b"", line=b"POST /v2/repository/r/index HTTP/1.1"), 501, "'repository_name' specification"),
         (post(b" " * (1 << 21), line=b"POST /v2/logging HTTP/1.1"), 400, "over the limit of 1048576 bytes"),
     ],
 )
 async def test_errors(sent: bytes, status: int, text: str) -> None:
-    async with opened() as house:
+    async with House() as house:
         talk = house.talk().feed(sent)
         await house.scene.settle()
         assert talk.status == status
@@ -176,7 +143,7 @@ async def test_errors(sent: bytes, status: int, text: str) -> None:
 
 
 async def test_what_needs_no_body_is_answered_before_it_has_come() -> None:
-    async with opened() as house:
+    async with House() as house:
         for line in (b"GET /v2/health/live HTTP/1.1", b"POST /v2/models/none/infer HTTP/1.1"):
             talk = house.talk().feed(post(b"1234567890", line=line)[:-10])
             assert talk.way.sent == b""
@@ -188,7 +155,7 @@ async def test_what_needs_no_body_is_answered_before_it_has_come() -> None:
 
 
 async def test_endpoints_that_only_tell_need_no_task() -> None:
-    async with opened() as house:
+    async with House() as house:
         paths = (b"/v2", b"/v2/health/live", b"/v2/models/m", b"/v2/models/m/config", b"/docs",
                  b"/v2/gpus", b"/v2/trace/setting", b"/v2/logging",
                  b"/v2/systemsharedmemory/status")  # fmt: skip
@@ -198,7 +165,7 @@ async def test_endpoints_that_only_tell_need_no_task() -> None:
 
 
 async def test_what_is_told_of_all_models_is_made_beside_other_requests() -> None:
-    async with opened() as house:
+    async with House() as house:
         for path in (b"/v2/models/stats", b"/openapi.json", b"/metrics"):
             talk = house.talk().feed(get(path))
             assert talk.way.sent == b""
@@ -207,7 +174,7 @@ async def test_what_is_told_of_all_models_is_made_beside_other_requests() -> Non
 
 
 async def test_a_defect_is_an_answer_and_the_connection_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    async with opened() as house:
+    async with House() as house:
 
         def fail(*_: Any) -> Any:
             raise ValueError("a mistake")

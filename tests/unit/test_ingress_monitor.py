@@ -11,12 +11,13 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import until
 
 from gpuserve.config.settings.server import ServerSettings
 from gpuserve.front.ingress.channel_messages import IngressSetup
@@ -82,7 +83,9 @@ class Supervisor:
 
 
 @contextlib.asynccontextmanager
-async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> AsyncIterator[IngressMonitor]:
+async def opened(listener: socket.socket, n: int = 2) -> AsyncIterator[tuple[IngressMonitor, Admission]]:
+    """Start ``n`` ingress processes that accept the connections of ``listener``; close it afterwards."""
+    admission = Admission()
     setup, supervisor = IngressSetup(ServerSettings(ingress_processes=n).to_wire(), 0, (), {}), Supervisor()
     serve = partial(IngressSession, inference_service(ServerSettings()), accept)
     speak_tls = {os.dup(listener.fileno()): False}
@@ -90,26 +93,15 @@ async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> A
     monitor = supervisor.monitor = IngressMonitor(
         speak_tls, serve, AsyncRequests(), admission, setup, None, events.publish, supervisor.ask
     )
-    try:
-        await monitor.start()
-        yield monitor
-        await monitor.stop()
-    finally:
-        supervisor.close()
-    assert [row.state for row in monitor.ingress_rows()] == ["ENDED"] * n
-
-
-def run(
-    listener: socket.socket, test: Callable[[IngressMonitor, Admission], Awaitable[None]], n: int = 2
-) -> None:
-    async def main() -> None:
-        admission = Admission()
-        async with opened(listener, admission, n) as monitor:
-            await test(monitor, admission)
-        assert admission.n_open == 0
-
     with listener:
-        asyncio.run(main())
+        try:
+            await monitor.start()
+            yield monitor, admission
+            await monitor.stop()
+        finally:
+            supervisor.close()
+    assert [row.state for row in monitor.ingress_rows()] == ["ENDED"] * n
+    assert admission.n_open == 0
 
 
 async def answer(address: Any) -> bytes:
@@ -127,28 +119,18 @@ async def answer(address: Any) -> bytes:
     return body
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - no event announces the state
-            await asyncio.sleep(0.005)
-
-
-def test_connections_of_a_unix_socket(tmp_path: Path) -> None:
+async def test_connections_of_a_unix_socket(tmp_path: Path) -> None:
     listener, path = socket.socket(socket.AF_UNIX), str(tmp_path / "s")
     listener.bind(path)
-
-    async def test(monitor: IngressMonitor, admission: Admission) -> None:
+    async with opened(listener) as (monitor, admission):
         assert [await answer(path) for _ in range(4)] == [b"None"] * 4
         await until(lambda: admission.n_open == 0)
         await until(lambda: sum(row.counts.n_requests for row in monitor.ingress_rows()) == 4)
 
-    run(listener, test)
 
-
-def test_a_process_unaware_of_the_notice_is_counted(tmp_path: Path) -> None:
+async def test_a_process_unaware_of_the_notice_is_counted() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-
-    async def test(monitor: IngressMonitor, _: Admission) -> None:
+    async with opened(listener, n=1) as (monitor, _):
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         await until(lambda: sum(row.n_connections for row in monitor.ingress_rows()) == 1)
         (row,) = monitor.ingress_rows()
@@ -164,10 +146,8 @@ def test_a_process_unaware_of_the_notice_is_counted(tmp_path: Path) -> None:
         await until(lambda: monitor.n_unaware == 0)
         writer.close()
 
-    run(listener, test, n=1)
 
-
-def test_a_process_that_cannot_be_started_is_started_again(
+async def test_a_process_that_cannot_be_started_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener, popen, failures = socket.create_server(("127.0.0.1", 0)), subprocess.Popen, [errno.EMFILE]
@@ -177,14 +157,12 @@ def test_a_process_that_cannot_be_started_is_started_again(
             raise OSError(failures.pop(), "no descriptor is left")
         return popen(*arguments, **named)
 
-    async def test(monitor: IngressMonitor, _: Admission) -> None:
-        (row,) = monitor.ingress_rows()
-        assert (row.state, row.counts.restarts) == ("UP", 1)
-        assert await answer(listener.getsockname())
-
     monkeypatch.setattr(subprocess, "Popen", start)
     with caplog.at_level(logging.ERROR):
-        run(listener, test, n=1)
+        async with opened(listener, n=1) as (monitor, _):
+            (row,) = monitor.ingress_rows()
+            assert (row.state, row.counts.restarts) == ("UP", 1)
+            assert await answer(listener.getsockname())
     assert caplog.messages[0] == (
         "ingress process 0 ended (cannot start a process of gpuserve.front.ingress: no descriptor is left); "
         "it is started again at once"
