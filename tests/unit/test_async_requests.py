@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
@@ -34,16 +32,6 @@ class Scene:
         return self.way.sent
 
 
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """The test in an event loop of its own."""
-
-    @functools.wraps(test)
-    def run(**arguments: Any) -> None:
-        asyncio.run(test(**arguments))
-
-    return run
-
-
 async def turns(n: int = 5) -> None:
     for _ in range(n):
         await asyncio.sleep(0)
@@ -58,7 +46,6 @@ async def echo_length(request: AsyncRequest) -> None:
     [post(b"abc"), post(b""), CHUNKED + b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"],
     ids=["whole", "none", "parts"],
 )
-@in_a_loop
 async def test_the_body_is_read_whole(sent: bytes) -> None:
     scene = Scene(echo_length)
     for position in range(len(sent)):
@@ -67,7 +54,6 @@ async def test_the_body_is_read_whole(sent: bytes) -> None:
     assert (await scene.through())[-2:] == (b" 0" if sent == post(b"") else b" 3")
 
 
-@in_a_loop
 async def test_parts_come_as_they_do_and_then_none() -> None:
     seen: list[Any] = []
 
@@ -87,7 +73,6 @@ async def test_parts_come_as_they_do_and_then_none() -> None:
 
 
 @pytest.mark.parametrize("refusal", [ResourceExhausted, InvalidArgument])
-@in_a_loop
 async def test_a_body_over_the_limit_is_refused(refusal: Any) -> None:
     raised: list[str] = []
 
@@ -104,10 +89,7 @@ async def test_a_body_over_the_limit_is_refused(refusal: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["part", "future", "wait_until_gone", "already"])
-@in_a_loop
-async def test_who_waits_is_told_that_the_client_is_gone(
-    where: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_waiter_is_told_that_the_client_is_gone(where: str, caplog: pytest.LogCaptureFixture) -> None:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     ended: list[type] = []
 
@@ -133,7 +115,6 @@ async def test_who_waits_is_told_that_the_client_is_gone(
     assert not caplog.records
 
 
-@in_a_loop
 async def test_a_future_that_is_there_is_given() -> None:
     future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -148,10 +129,7 @@ async def test_a_future_that_is_there_is_given() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-@in_a_loop
-async def test_a_defect_is_logged_and_ends_the_response(
-    begun: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_defect_is_logged_and_ends_a_response(begun: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def serve(request: AsyncRequest) -> None:
         if begun:
             request.exchange.start(200, [(b"content-length", b"3")])
@@ -166,7 +144,6 @@ async def test_a_defect_is_logged_and_ends_the_response(
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
-@in_a_loop
 async def test_a_response_that_was_forgotten_is_an_error() -> None:
     async def serve(request: AsyncRequest) -> None:
         await request.body(10)
@@ -176,7 +153,6 @@ async def test_a_response_that_was_forgotten_is_an_error() -> None:
     assert (await scene.through()).startswith(BROKEN)
 
 
-@in_a_loop
 async def test_the_end_of_the_server_cancels_what_runs() -> None:
     async def serve(request: AsyncRequest) -> None:
         await asyncio.get_running_loop().create_future()
@@ -204,7 +180,6 @@ def opened(requests: AsyncRequests, serve: AsyncHandler, **kind: bool) -> AsyncR
     return requests.start(cast("Exchange", Opened()), serve, **kind)
 
 
-@in_a_loop
 async def test_what_nobody_reads_is_counted_and_with_it_the_request() -> None:
     intake, goes_on, seen = Intake(1 << 20, lambda: None), asyncio.Event(), list[int]()
 
@@ -227,7 +202,6 @@ async def test_what_nobody_reads_is_counted_and_with_it_the_request() -> None:
     assert intake.nbytes == 0, "it is served"
 
 
-@in_a_loop
 async def test_what_there_is_no_memory_for_is_not_kept_and_who_reads_is_told() -> None:
     intake, goes_on = Intake(1 << 20, lambda: None), asyncio.Event()
 
@@ -248,7 +222,6 @@ async def test_what_there_is_no_memory_for_is_not_kept_and_who_reads_is_told() -
     assert intake.nbytes == 0
 
 
-@in_a_loop
 async def test_a_stream_that_sleeps_is_begun_by_its_first_part_or_when_all_are_woken() -> None:
     begun: list[AsyncRequest] = []
 
@@ -274,7 +247,6 @@ async def test_a_stream_that_sleeps_is_begun_by_its_first_part_or_when_all_are_w
     assert (len(requests.tasks), intake.nbytes) == (0, 0)
 
 
-@in_a_loop
 async def test_a_stream_for_which_there_is_no_memory_is_not_begun() -> None:
     requests = AsyncRequests(Intake(3 * REQUEST_NBYTES, lambda: None))
     opened(requests, echo_length, is_stream=True, dormant=True)

@@ -38,10 +38,7 @@ def test_the_kernel_knows_who_is_at_the_other_end(listens: str, connects: str) -
 
 
 def test_a_client_on_a_unix_socket(tmp_path: Path) -> None:
-    with (
-        socket.socket(socket.AF_UNIX) as listener,
-        socket.socket(socket.AF_UNIX) as client,
-    ):
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
         client.connect(str(tmp_path / "s"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import struct
 import zlib
 
@@ -11,9 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.core.errors import InvalidArgument, RequestError, ResourceExhausted, Unimplemented
+from gpuserve.api.server import Server
+from gpuserve.core.errors import ConfigError, InvalidArgument, RequestError, ResourceExhausted, Unimplemented
 from gpuserve.front.protocols.grpc import unary_rpcs
-from gpuserve.front.protocols.grpc.grpc_protocol import Unframer, check_encoding, frame, unary_message
+from gpuserve.front.protocols.grpc.grpc_protocol import (
+    COMPRESSED_NBYTES,
+    Unframer,
+    check_encoding,
+    compress_messages,
+    frame,
+    response_coding,
+    unary_message,
+)
 
 LIMIT = 1 << 20
 
@@ -25,9 +35,8 @@ def compressed(plain: bytes, encoding: str) -> bytes:
 
 @given(st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=6), st.data())
 def test_messages_come_out_of_any_cut(messages: list[tuple[bytes, bool]], data: st.DataObject) -> None:
-    body = b"".join(
-        compressed(plain, "gzip") if packed else frame(len(plain)) + plain for plain, packed in messages
-    )
+    parts = [compressed(one, "gzip") if packed else frame(len(one)) + one for one, packed in messages]
+    body = b"".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=8)))
     unframer = Unframer(LIMIT, "gzip")
     got = []
@@ -68,9 +77,7 @@ def test_an_uncompressed_unary_message_is_taken_as_it_is() -> None:
         (frame(0), "snappy", Unimplemented, "grpc-encoding 'snappy' is not supported"),
     ],
 )
-def test_wrong_framing_is_refused(
-    body: bytes, encoding: str, error: type[RequestError], sentence: str
-) -> None:
+def test_wrong_framing(body: bytes, encoding: str, error: type[RequestError], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         unary_message(body, LIMIT, encoding)
 
@@ -97,3 +104,55 @@ def test_health_is_the_message_of_the_health_protocol(serving: bool) -> None:
     read = pb.InferParameter.FromString(b"\x10" + unary_rpcs.health_message(serving)[1:])
     assert read.int64_param == (1 if serving else 2)
     assert unary_rpcs.health_message(serving)[0] == 1 << 3
+
+
+# ---- grpc compression ------------------------------------------------------------------------
+
+
+LONG = b"a" * 10_000
+
+
+def framed(*messages: bytes) -> bytes:
+    return b"".join(frame(len(one)) + one for one in messages)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_a_message_is_compressed_whole(coding: str) -> None:
+    packed = compress_messages(coding, 9, [framed(LONG)])
+    assert len(packed) < 200
+    assert packed[0] == 1
+    assert Unframer(1 << 20, coding).feed(packed) == [LONG]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "coding"),
+    [
+        ([b"identity,deflate,gzip"], "gzip"), ([b"deflate , identity"], "deflate"),
+        ([b"deflate", b"gzip"], "gzip"), ([b"br"], ""), ([b""], ""), ([], ""),
+    ],
+)  # fmt: skip
+def test_gzip_goes_before_deflate(accepted: list[bytes], coding: str) -> None:
+    assert response_coding([(b"grpc-accept-encoding", one) for one in accepted]) == coding
+
+
+@given(st.lists(st.binary(max_size=300) | st.just(LONG), max_size=5))
+def test_any_number_of_messages(messages: list[bytes]) -> None:
+    packed = compress_messages("gzip", 6, [framed(*messages)])
+    assert Unframer(1 << 20, "gzip").feed(packed) == messages
+
+
+def test_what_does_not_get_smaller_goes_as_it_is() -> None:
+    noise = random.Random(1).randbytes(COMPRESSED_NBYTES)
+    assert compress_messages("gzip", 9, [framed(noise)]) == framed(noise)
+
+
+def test_what_is_one_packet_either_way_goes_as_it_is() -> None:
+    under, least = LONG[: COMPRESSED_NBYTES - 1], LONG[:COMPRESSED_NBYTES]
+    packed = compress_messages("gzip", 1, [framed(under, least)])
+    assert packed.startswith(framed(under))
+    assert len(packed) < len(framed(under)) + 100
+
+
+def test_a_level_that_there_is_not() -> None:
+    with pytest.raises(ConfigError, match="grpc_response_compression must be one of 'none', 'low'"):
+        Server(grpc_response_compression="most")

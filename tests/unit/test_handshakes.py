@@ -125,7 +125,7 @@ async def test_a_connection_keeps_its_place_until_it_gives_it_back(context: ssl.
         assert one.admission.n_open == 0
 
 
-async def test_addresses_take_turns_and_have_so_many_at_once(
+async def test_addresses_take_turns_within_a_limit(
     context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []

@@ -51,8 +51,7 @@ def test_a_shut_down_answers_what_is_there_and_refuses_the_rest() -> None:
     talk.read()
     assert talk.peer.goaways == [(NO_LAST, NO_ERROR)]
     talk.feed(talk.peer.echo() + talk.peer.request(5))
-    assert talk.peer.goaways[1:] == [(3, NO_ERROR)]
-    assert talk.peer.responses[5].reset == REFUSED_STREAM
+    assert (talk.peer.goaways[1:], talk.peer.responses[5].reset) == ([(3, NO_ERROR)], REFUSED_STREAM)
     talk.sinks[0].exchange.answer(OK, (b"a",), 1)
     assert not talk.is_over
     talk.feed(data(3, b"x", end=True))
@@ -101,16 +100,17 @@ def test_a_client_that_goes_on_after_the_end_is_cut_off() -> None:
     assert "abort" in talk.way.said
 
 
-def test_a_shut_down_of_a_connection_without_requests() -> None:
-    talk = Talk()
+@pytest.mark.parametrize(("tls", "said"), [(False, ["end"]), (True, ["close"])])
+def test_a_shut_down_of_a_connection_without_requests(tls: bool, said: list[str]) -> None:
+    talk = Talk(way=RecordingWay(tls=tls))
     talk.http2.shut_down()
     assert [one.kind for one in talk.read()] == [GOAWAY, PING]
     assert talk.way.said == []
     assert [one.kind for one in talk.feed(talk.peer.echo())] == [GOAWAY]
-    assert talk.way.said == ["end"]
+    assert talk.way.said == said
     talk.http2.shut_down()
     talk.http2.lost()
-    assert talk.way.said == ["end"]
+    assert talk.way.said == said
 
 
 def test_what_was_promised_stays_promised() -> None:
@@ -121,14 +121,6 @@ def test_what_was_promised_stays_promised() -> None:
     talk.read()
     talk.feed(talk.peer.echo() + talk.peer.headers(3) + grow(0, 0))
     assert talk.peer.goaways[1:] == [(1, NO_ERROR), (1, PROTOCOL_ERROR)]
-
-
-def test_over_tls_the_end_is_a_close() -> None:
-    talk = Talk(way=RecordingWay(tls=True))
-    talk.http2.shut_down()
-    talk.read()
-    talk.feed(talk.peer.echo())
-    assert talk.way.said == ["close"]
 
 
 def test_a_lost_connection_abandons_every_request() -> None:
@@ -201,9 +193,7 @@ def test_a_call_ends_in_its_own_time_though_its_body_does_not() -> None:
 
 async def test_a_stream_of_requests_may_be_open_for_long() -> None:
     requests = AsyncRequests()
-    talk = Talk(
-        handler=lambda exchange: requests.start(exchange, AsyncRequest.wait_until_gone, is_stream=True)
-    )
+    talk = Talk(handler=lambda one: requests.start(one, AsyncRequest.wait_until_gone, is_stream=True))
     talk.feed(talk.peer.headers(1))
     for now in (0, 100, 200):
         talk.http2.check(now)
@@ -212,24 +202,27 @@ async def test_a_stream_of_requests_may_be_open_for_long() -> None:
     await requests.stop()
 
 
-def test_a_client_that_takes_nothing_is_given_up_in_the_end() -> None:
+@pytest.mark.parametrize(
+    ("looks", "finished"),
+    [
+        # A client that reads nothing of a response is given up in the end.
+        (
+            [(0, 0), (SENDING_S * 9, 0), (SENDING_S * 10, 5), (SENDING_S * 10.9, 5), (SENDING_S * 11 + 1, 5)],
+            False,
+        ),
+        # So is a client that does not go when all is said.
+        ([(0, 5), (LAST_OUTPUT_S, 4), (2 * LAST_OUTPUT_S + 0.1, 4)], True),
+        ([(now, 1000 - now) for now in range(int(LINGER_S) + 2)], True),
+    ],
+    ids=["does not read", "does not go", "goes slowly"],
+)
+def test_which_clients_are_late(looks: list[tuple[float, int]], finished: bool) -> None:
+    """The last look at the bytes that are unsent at a time finds the client late, and those before do not."""
     ending = ConnectionTimeouts()
-    assert not ending.is_late(0, 0, finished=False)
-    assert not ending.is_late(SENDING_S * 9, 0, finished=False)
-    assert not ending.is_late(SENDING_S * 10, 5, finished=False)
-    assert not ending.is_late(SENDING_S * 10.9, 5, finished=False)
-    assert ending.is_late(SENDING_S * 11 + 1, 5, finished=False)
-    assert not ending.is_late(SENDING_S * 11 + 2, 4, finished=False)
-
-
-def test_a_client_that_does_not_go_is_left() -> None:
-    ending = ConnectionTimeouts()
-    assert not ending.is_late(0, 5, finished=True)
-    assert not ending.is_late(LAST_OUTPUT_S, 4, finished=True)
-    assert ending.is_late(2 * LAST_OUTPUT_S + 0.1, 4, finished=True)
-    slow = ConnectionTimeouts()
-    late = [slow.is_late(now, 1000 - now, finished=True) for now in range(int(LINGER_S) + 2)]
-    assert late.index(True) == LINGER_S + 1
+    late = [ending.is_late(now, unsent, finished=finished) for now, unsent in looks]
+    assert late == [False] * (len(looks) - 1) + [True]
+    if not finished:
+        assert not ending.is_late(SENDING_S * 11 + 2, 4, finished=False), "it reads again"
 
 
 def test_answers_that_no_window_lets_through_are_given_up_in_the_end() -> None:

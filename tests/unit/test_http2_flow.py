@@ -12,9 +12,17 @@ import h2.events
 import pytest
 from h2.settings import SettingCodes
 from http2_peer import (
+    CANCEL,
     DATA,
+    END_HEADERS,
+    END_STREAM,
+    FLOW_CONTROL_ERROR,
+    HEADERS,
+    PADDED,
     PREFACE,
     Peer,
+    data,
+    frame,
     grow,
     reset,
 )
@@ -22,8 +30,11 @@ from http2_scene import BodyReceiver, RecordingWay, Talk
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.front.net import http2_protocol as protocol
+from gpuserve.front.net import http2_streams as http2_stream
 from gpuserve.front.net.exchange import AnswerHead
-from gpuserve.front.net.http2_streams import UNSENT_NBYTES
+from gpuserve.front.net.http2_protocol import CONNECTION_WINDOW
+from gpuserve.front.net.http2_streams import RECEIVE_WINDOW, UNSENT_NBYTES
 
 OK = AnswerHead(200, (), [(b"grpc-status", b"0")])
 MIB = 1 << 20
@@ -119,9 +130,7 @@ class Scene:
 
 
 @given(STEPS, st.sampled_from([10, 70_000, 1 << 30]))
-def test_responses_stay_in_their_windows_and_come_whole(
-    steps: list[tuple[Any, ...]], limit_nbytes: int
-) -> None:
+def test_responses_stay_in_windows_and_come_whole(steps: list[tuple[Any, ...]], limit_nbytes: int) -> None:
     scene = Scene(limit_nbytes)
     for step in steps:
         scene.step(step)
@@ -312,8 +321,190 @@ def test_memory_is_kept_while_a_reset_stream_is_on_its_way() -> None:
     talk.feed(talk.peer.request(1))
     assert talk.way.unsent_nbytes > 65535
     talk.feed(reset(1))
-    assert released.times == {1: 0}
-    talk.way.take(1000)
-    assert released.times == {1: 0}
-    talk.way.take()
-    assert released.times == {1: 1}
+    for nbytes, times in ((0, 0), (1000, 0), (None, 1)):
+        talk.way.take(nbytes)
+        assert released.times == {1: times}
+
+
+# ---- http2 windows ---------------------------------------------------------------------------
+
+
+def test_a_stream_may_send_its_window_and_no_more() -> None:
+    talk = Talk(consume=False)
+    part = data(1, bytes(256 << 10))
+    talk.feed(talk.peer.headers(1) + part * (RECEIVE_WINDOW // (256 << 10)))
+    assert talk.peer.responses == {}
+    talk.feed(data(1, b"x") + talk.peer.headers(3))
+    assert (talk.peer.responses[1].reset, talk.sinks[0].n_abandoned) == (FLOW_CONTROL_ERROR, 1)
+    assert not talk.is_over
+
+
+def test_frames_that_arrive_together_may_fill_the_window_and_no_more() -> None:
+    """They are taken as one part: what the first of them has used up does not count twice."""
+    talk = Talk(consume=False)
+    part = data(1, bytes(4 << 10))
+    talk.feed(talk.peer.headers(1) + part * (RECEIVE_WINDOW // (4 << 10) - 5))
+    talk.feed(part * 5)
+    assert talk.peer.responses == {}
+    again = Talk(consume=False)
+    again.feed(again.peer.headers(1) + part * (RECEIVE_WINDOW // (4 << 10) - 5))
+    again.feed(part * 6)
+    assert again.peer.responses[1].reset == FLOW_CONTROL_ERROR
+    assert len(again.sinks[0].body) == RECEIVE_WINDOW
+
+
+def test_what_is_used_up_may_be_sent_again() -> None:
+    talk = Talk(consume=False)
+    part = data(1, bytes(256 << 10))
+    talk.feed(talk.peer.headers(1) + part * 16)
+    stream = talk.sinks[0].exchange
+    stream.consumed(RECEIVE_WINDOW // 2)
+    talk.read()
+    assert talk.peer.send_windows == {1: RECEIVE_WINDOW // 2}
+    talk.feed(part * 8)
+    assert stream.state is http2_stream.State.OPEN
+    stream.consumed(1 << 40)
+    talk.read()
+    assert talk.peer.send_windows == {1: RECEIVE_WINDOW // 2 + RECEIVE_WINDOW}
+
+
+def test_padding_may_be_sent_again_on_its_stream_too() -> None:
+    talk = Talk()
+    padded = frame(DATA, PADDED, 1, bytes([200]) + b"a" + bytes(200))
+    talk.feed(talk.peer.headers(1))
+    n_sent = RECEIVE_WINDOW // 2 // 202 + 1
+    talk.feed(padded * n_sent)
+    assert talk.peer.send_windows[1] >= RECEIVE_WINDOW // 2
+    assert talk.sinks[0].body == b"a" * n_sent
+
+
+def test_a_connection_may_send_its_window_and_no_more() -> None:
+    talk = Talk(consume=False)
+    part = bytes(256 << 10)
+    ids = range(1, 2 * CONNECTION_WINDOW // RECEIVE_WINDOW, 2)
+    talk.feed(b"".join(talk.peer.headers(n) + data(n, part) * 16 for n in ids))
+    assert not talk.is_over
+    talk.feed(talk.peer.headers(ids[-1] + 2) + data(ids[-1] + 2, b"x"))
+    assert talk.peer.error == FLOW_CONTROL_ERROR
+    assert all(sink.n_abandoned == 1 for sink in talk.sinks)
+
+
+ENDINGS = st.sampled_from(
+    ["whole", "reset", "early", "failed", "wrong length", "over", "refused", "trailers"]
+)
+
+
+@given(
+    st.lists(st.tuples(ENDINGS, st.integers(0, 3000), st.booleans(), st.booleans()), min_size=40, max_size=60)
+)
+def test_the_connection_s_window_comes_back_after_any_requests(
+    requests: list[tuple[str, int, bool, bool]],
+) -> None:
+    """Windows small enough to be used up many times: a byte that leaks each time would end it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (protocol, http2_stream):
+            patch.setattr(module, "CONNECTION_WINDOW", 128 << 10)
+        patch.setattr(http2_stream, "RECEIVE_WINDOW", 4096)
+        talk = Talk(consume=False)
+        talk.peer.send_window = 128 << 10
+        for n, (ending, nbytes, padded, used) in enumerate(requests):
+            n_sent = _one_request(talk, 2 * n + 1, ending, nbytes, padded, used)
+            talk.peer.send_window -= n_sent
+            assert talk.peer.send_window > 0
+        talk.feed(b"")
+        assert not talk.is_over
+        assert not talk.http2.unanswered
+        assert talk.peer.send_window > 64 << 10
+
+
+def _one_request(talk: Talk, stream_id: int, ending: str, nbytes: int, padded: bool, used: bool) -> int:
+    """Send it and let it end; how many bytes count for the window."""
+    more = [("content-length", str(nbytes + 1))] if ending == "wrong length" else []
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", "/"), *more]
+    talk.feed(talk.peer.headers(stream_id, fields))
+    sink = talk.sink(stream_id)
+    stream = sink.exchange
+    end = ending in ("whole", "wrong length")
+    if ending == "early":
+        stream.start(200, [], end=True)
+    payload = b"\x05" + bytes(nbytes) + bytes(5) if padded else bytes(nbytes)
+    flags = (END_STREAM if end else 0) | (PADDED if padded else 0)
+    talk.feed(frame(DATA, flags, stream_id, payload), [12, 700])
+    n_sent = len(payload)
+    if used:
+        stream.consumed(nbytes // 2)
+    match ending:
+        case "whole" | "trailers":
+            if ending == "trailers":
+                talk.feed(frame(HEADERS, END_HEADERS | END_STREAM, stream_id, b""))
+            assert sink.ended
+            stream.answer(OK, (b"x",), 1)
+            stream.consumed(nbytes)
+        case "reset" | "refused":
+            talk.feed(reset(stream_id, CANCEL))
+        case "failed":
+            stream.reset()
+            talk.feed(data(stream_id, b"late"))
+            n_sent += 4
+        case "over":
+            talk.feed(data(stream_id, bytes(4096)) * 2)
+            n_sent += 8192
+            stream.reset()
+    talk.read()
+    return n_sent
+
+
+# ---- http2 tables ----------------------------------------------------------------------------
+
+
+TRAILERS = [(b"grpc-status", b"0")]
+TYPED_OK = AnswerHead(200, [(b"content-type", b"application/grpc")], TRAILERS)
+
+
+def blocks(talk: Talk) -> list[bytes]:
+    return [one.payload for one in talk.read() if one.kind == HEADERS]
+
+
+def asked(talk: Talk, *stream_ids: int) -> None:
+    talk.feed(b"".join(talk.peer.request(one, b"x") for one in stream_ids))
+
+
+def test_the_second_answer_is_referred_to() -> None:
+    talk = Talk()
+    asked(talk, 1, 3, 5)
+    for one in (1, 3, 5):
+        talk.sink(one).exchange.answer(TYPED_OK, (b"x",), 1)
+    assert [len(one) for one in blocks(talk)] == [19, 15, 2, 1, 2, 1]
+    for one in talk.peer.responses.values():
+        assert dict(one.heads[0])["content-type"] == "application/grpc"
+        assert one.trailers == {"grpc-status": "0"}
+
+
+def test_trailers_wait_with_their_body_and_are_encoded_when_they_are_sent() -> None:
+    """Meanwhile others are answered, a stream is reset, and the client's table changes."""
+    talk = Talk(peer=Peer(window=10))
+    asked(talk, 1, 3, 5, 7)
+    talk.sink(1).exchange.answer(TYPED_OK, (bytes(20),), 20)
+    talk.sink(3).exchange.start(200, TYPED_OK.headers)
+    talk.sink(3).exchange.send(bytes(20))
+    talk.sink(3).exchange.finish(TRAILERS)
+    talk.sink(5).exchange.answer(TYPED_OK, (b"x",), 1)
+    talk.feed(reset(3, CANCEL))
+    talk.feed(talk.peer.resize_table(0))
+    talk.feed(talk.peer.grow(1, 100))
+    talk.feed(talk.peer.resize_table(4096))
+    asked(talk, 9, 11)
+    for one in (7, 9, 11):
+        talk.sink(one).exchange.answer(TYPED_OK, (b"x",), 1)
+    assert [len(one) for one in blocks(talk)][-2:] == [2, 1]
+    for one in (1, 5, 7, 9, 11):
+        assert talk.peer.responses[one].trailers == {"grpc-status": "0"}
+
+
+def test_an_answer_to_nobody_is_not_counted_as_sent() -> None:
+    talk = Talk()
+    asked(talk, 1, 3)
+    talk.feed(reset(1, CANCEL))
+    talk.sinks[0].exchange.answer(TYPED_OK, (b"x",), 1)
+    talk.sinks[1].exchange.answer(TYPED_OK, (b"x",), 1)
+    assert [len(one) for one in blocks(talk)] == [19, 15]

@@ -33,8 +33,16 @@ from http2_scene import BodyReceiver, Talk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.net.exchange import AnswerHead
-from gpuserve.front.net.http2_frames import MalformedHead, request_head
+from gpuserve.front.net.exchange import AnswerHead, Head
+from gpuserve.front.net.http2_frames import (
+    REMEMBERED_HEADS,
+    REMEMBERED_NBYTES,
+    HeaderBlock,
+    HeaderBlockReader,
+    MalformedHead,
+    request_head,
+)
+from gpuserve.front.net.http2_hpack import Encoder
 from gpuserve.front.net.http2_protocol import CONNECTION_WINDOW, MAX_CONCURRENT_STREAMS
 from gpuserve.front.net.http2_streams import RECEIVE_WINDOW
 
@@ -92,9 +100,8 @@ def test_any_cut_of_the_bytes_gives_the_same(
             payload = bytes([extra]) + part + bytes(extra) if padded else part
             sent += [frame(DATA, PADDED if padded else 0, stream_id, payload)]
             sent += [(b"", PING_FRAME, frame(200, 255, 9, part), frame(PRIORITY, 0, 77, bytes(5)))[extra]]
-        sent.append(
-            peer.headers(stream_id, [("x", "y")], end=True) if trailers else data(stream_id, b"", end=True)
-        )
+        ending = peer.headers(stream_id, [("x", "y")], end=True) if trailers else b""
+        sent.append(ending or data(stream_id, b"", end=True))
     talk = Talk(answer, peer=peer, greet=False)
     talk.feed(b"".join(sent), cuts)
     assert [sink.body for sink in talk.sinks] == bodies
@@ -134,22 +141,15 @@ def test_a_header_block_in_many_frames(parts: list[bytes], padding: int, priorit
     assert talk.peer.responses[1].ended
 
 
-def test_the_reserved_bit_of_a_stream_says_nothing() -> None:
+def test_the_reserved_bit_of_a_stream_and_flags_without_a_meaning_are_passed_over() -> None:
     talk = Talk(answer)
     reserved = 1 << 31
     block = talk.peer.encoder.encode([(*field, True) for field in POST])
-    for stream_id in (1, 3, 5):
-        talk.feed(frame(HEADERS, END_HEADERS, stream_id | reserved, block))
-        talk.feed(frame(DATA, END_STREAM, stream_id | reserved, b"body"))
+    for stream_id, more_of_head, more_of_data in ((1, 0, 0), (3, 0xD2, 0xF6), (5, 0, 0)):
+        talk.feed(frame(HEADERS, END_HEADERS | more_of_head, stream_id | reserved, block))
+        talk.feed(frame(DATA, END_STREAM | more_of_data, stream_id | reserved, b"body"))
         talk.feed(grow(reserved, 1) + grow(stream_id | reserved, 1))
     assert [talk.peer.responses[stream_id].body for stream_id in (1, 3, 5)] == [b"body"] * 3
-
-
-def test_flags_that_mean_nothing_are_passed_over() -> None:
-    talk = Talk(answer)
-    block = talk.peer.encoder.encode(POST)
-    talk.feed(frame(HEADERS, END_HEADERS | 0xD2, 1, block) + frame(DATA, END_STREAM | 0xF6, 1, b"body"))
-    assert talk.peer.responses[1].body == b"body"
 
 
 # ---- heads that are none --------------------------------------------------------------------
@@ -167,30 +167,14 @@ def test_heads_without_what_is_needed(missing: int) -> None:
 @pytest.mark.parametrize(
     "field",
     [
-        (b":status", b"200"),
-        (b":method", b"GET"),
-        (b":unknown", b""),
-        (b":authority", b"late"),
-        (b"", b"value"),
-        (b"Upper", b"case"),
-        (b"sp ace", b""),
-        (b"col:on", b""),
-        (b"connection", b"close"),
-        (b"keep-alive", b"1"),
-        (b"proxy-connection", b"1"),
-        (b"transfer-encoding", b"chunked"),
-        (b"upgrade", b"h2c"),
-        (b"te", b"gzip"),
-        (b"x", b"a\nb"),
-        (b"x", b"a\rb"),
-        (b"x", b"a\0b"),
-        (b"x", b" a"),
-        (b"x", b"a\t"),
-        (b"content-length", b"-1"),
-        (b"content-length", b"1x"),
-        (b"content-length", b""),
+        (b":status", b"200"), (b":method", b"GET"), (b":unknown", b""), (b":authority", b"late"),
+        (b"", b"value"), (b"Upper", b"case"), (b"sp ace", b""), (b"col:on", b""),
+        (b"connection", b"close"), (b"keep-alive", b"1"), (b"proxy-connection", b"1"),
+        (b"transfer-encoding", b"chunked"), (b"upgrade", b"h2c"), (b"te", b"gzip"), (b"x", b"a\nb"),
+        (b"x", b"a\rb"), (b"x", b"a\0b"), (b"x", b" a"), (b"x", b"a\t"), (b"content-length", b"-1"),
+        (b"content-length", b"1x"), (b"content-length", b""),
     ],
-)
+)  # fmt: skip
 def test_heads_with_what_cannot_be(field: tuple[bytes, bytes]) -> None:
     with pytest.raises(MalformedHead):
         request_head([*FIELDS, field])
@@ -210,20 +194,12 @@ def test_heads_of_special_kinds() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {b":path": b"/a b"},
-        {b":path": b"/a\x01"},
-        {b":path": b"/a\x7f"},
-        {b":path": b"*x"},
-        {b":method": b"PO ST"},
-        {b":method": b"P\x01"},
-        {b":scheme": b"ht tp"},
-        {b":authority": b"user@a"},
-        {b":authority": b"a b"},
-        {b"host": b"b"},
-        {b"host": b""},
+        {b":path": b"/a b"}, {b":path": b"/a\x01"}, {b":path": b"/a\x7f"}, {b":path": b"*x"},
+        {b":method": b"PO ST"}, {b":method": b"P\x01"}, {b":scheme": b"ht tp"},
+        {b":authority": b"user@a"}, {b":authority": b"a b"}, {b"host": b"b"}, {b"host": b""},
         {b":authority": b"", b"host": b"user:word@a"},
     ],
-)
+)  # fmt: skip
 def test_heads_that_say_two_things_or_what_no_head_says(changed: dict[bytes, bytes]) -> None:
     fields = {b":authority": b"a", **dict(FIELDS)}
     request_head(list(fields.items()))
@@ -239,8 +215,7 @@ def test_heads_that_say_two_things_or_what_no_head_says(changed: dict[bytes, byt
 def test_the_first_words_of_a_connection() -> None:
     talk = Talk(greet=False)
     talk.feed(b"")
-    assert talk.peer.settings[0][3] == MAX_CONCURRENT_STREAMS
-    assert talk.peer.send_window == 64 << 20
+    assert (talk.peer.settings[0][3], talk.peer.send_window) == (MAX_CONCURRENT_STREAMS, 64 << 20)
     assert talk.feed(settings())[0] == (SETTINGS, ACK, 0, b"")
     assert PREFACE.startswith(b"PRI")
 
@@ -283,27 +258,20 @@ def test_a_response_in_parts() -> None:
     assert response.ended
 
 
-@pytest.mark.parametrize("last", [b"", b"x"])
-def test_a_response_without_trailers_ends_with_its_data(last: bytes) -> None:
+@pytest.mark.parametrize(("method", "last"), [("POST", b""), ("POST", b"x"), ("HEAD", b"x")])
+def test_a_response_without_trailers_ends_with_its_data_if_any(method: str, last: bytes) -> None:
     def parts(sink: BodyReceiver, end: bool) -> None:
         sink.exchange.start(200, [])
         sink.exchange.send(b"a")
         sink.exchange.send(last, end=True)
 
     talk = Talk(parts)
-    frames = talk.feed(talk.peer.request(1))
-    assert frames[-1] == (DATA, END_STREAM, 1, last)
-
-
-def test_a_response_to_head_has_no_body() -> None:
-    def parts(sink: BodyReceiver, end: bool) -> None:
-        sink.exchange.start(200, [(b"content-length", b"4")])
-        sink.exchange.send(b"body", end=True)
-
-    talk = Talk(parts)
-    talk.feed(talk.peer.headers(1, [(":method", "HEAD"), *POST[1:]], end=True))
-    assert talk.peer.responses[1].body == b""
+    frames = talk.feed(talk.peer.headers(1, [(":method", method), *POST[1:]], end=True))
     assert talk.peer.responses[1].ended
+    if method == "HEAD":
+        assert talk.peer.responses[1].body == b""
+    else:
+        assert frames[-1] == (DATA, END_STREAM, 1, last)
 
 
 def test_a_head_that_is_larger_than_a_frame() -> None:
@@ -320,8 +288,7 @@ def test_a_client_with_a_smaller_table_is_told_that_it_is_not_used(small: bool) 
     talk.feed(settings({1: 0}))
     body = b"x" * (10 if small else 20_000)
     talk.feed(talk.peer.request(1, body) + talk.peer.request(3, body))
-    assert talk.peer.responses[3].body == body
-    assert talk.peer.decoder.header_table_size == 0
+    assert (talk.peer.responses[3].body, talk.peer.decoder.header_table_size) == (body, 0)
 
 
 # ---- responses before the end of the request ------------------------------------------------
@@ -332,8 +299,7 @@ def test_a_response_before_the_end_of_the_request() -> None:
     talk = Talk(lambda sink, end: sink.exchange.start(200, [(b"grpc-status", b"8")], end=True))
     frames = talk.feed(talk.peer.headers(1) + data(1, b"a"))
     assert [one.kind for one in frames] == [HEADERS, 3]
-    assert talk.peer.responses[1].reset == NO_ERROR
-    assert talk.sinks[0].n_abandoned == 1
+    assert (talk.peer.responses[1].reset, talk.sinks[0].n_abandoned) == (NO_ERROR, 1)
     late = data(1, bytes(16384)) * 3000 + talk.peer.headers(1, [("x", "y")], end=True)
     assert {one.kind for one in talk.feed(late)} == {8}
     assert talk.peer.send_window >= (64 << 20) + 3000 * 16384 - (32 << 20)
@@ -399,3 +365,25 @@ def test_streams_over_the_limit_are_refused() -> None:
     talk.sinks[0].exchange.reset()
     talk.feed(talk.peer.request(ids[-1] + 2))
     assert len(talk.sinks) == MAX_CONCURRENT_STREAMS + 1
+
+
+# ---- http2 heads -----------------------------------------------------------------------------
+
+
+PLAIN = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"a")]
+
+
+def read(reader: HeaderBlockReader, number: int, nbytes: int) -> Head:
+    told = [(b"x-number", b"%d" % number), (b"x-long", b"x" * nbytes)]
+    return reader.head(HeaderBlock(1, END_HEADERS, Encoder(0).encode([*PLAIN, *told])))
+
+
+@pytest.mark.parametrize("nbytes", [1, 200, 1800, REMEMBERED_NBYTES])
+def test_a_connection_holds_few_heads_however_many_come(nbytes: int) -> None:
+    reader = HeaderBlockReader()
+    for number in range(100):
+        head = read(reader, number, nbytes)
+        assert dict(head.headers)[b"x-number"] == b"%d" % number
+        assert len(reader.heads) <= REMEMBERED_HEADS
+        assert sum(map(len, reader.heads)) <= REMEMBERED_NBYTES
+        assert head in reader.heads.values() or nbytes == REMEMBERED_NBYTES

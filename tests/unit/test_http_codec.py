@@ -97,13 +97,10 @@ class TestWhatTritonclientSends:
         assert form == OutputForm(frozenset(request.outputs[:1]))
 
     def test_no_outputs_asks_for_all_as_binary(self) -> None:
-        request, form = client_request(np.zeros(4, np.float32))
+        request, form = client_request(np.zeros((0, 4), np.float32))
+        assert (request.inputs[0].shape, request.inputs[0].data) == ((0, 4), b"")
         assert request.outputs == ()
         assert form.everything
-
-    def test_zero_elements(self) -> None:
-        request, _ = client_request(np.zeros((0, 4), np.float32))
-        assert (request.inputs[0].shape, request.inputs[0].data) == ((0, 4), b"")
 
 
 class TestBinaryTensors:
@@ -111,11 +108,8 @@ class TestBinaryTensors:
         document = {"inputs": [binary_input("a", 8), an_input(name="b"), binary_input("c", 8)]}
         body, length = split(document, b"aaaaaaaa", b"cccccccc")
         request, _ = parse_infer_request("m", "", memoryview(body), length)
-        assert [one.data for one in request.inputs] == [
-            b"aaaaaaaa",
-            np.array([1, 2], np.int32).tobytes(),
-            b"cccccccc",
-        ]
+        expected = [b"aaaaaaaa", np.array([1, 2], np.int32).tobytes(), b"cccccccc"]
+        assert [one.data for one in request.inputs] == expected
 
     def test_a_large_one_is_a_view_of_the_body(self) -> None:
         body, length = split({"inputs": [binary_input("a", LARGE_NBYTES)]}, bytes(LARGE_NBYTES))
@@ -126,9 +120,7 @@ class TestBinaryTensors:
 
     @pytest.mark.parametrize("surplus", [-1, 0, 1])
     @pytest.mark.parametrize("changes", [{}, {"id": "i"}, {"parameters": {"priority": 2, "timeout": 5}}])
-    def test_a_request_that_is_remembered_is_read_as_another_is(
-        self, changes: dict[str, Any], surplus: int
-    ) -> None:
+    def test_a_remembered_request_is_read_as_another(self, changes: dict[str, Any], surplus: int) -> None:
         """A bytearray is read without what is remembered."""
         inputs = [binary_input("a", 8), binary_input("b", 8)]
         outputs = [{"name": "y", "parameters": {"binary_data": True}}]
@@ -185,26 +177,27 @@ class TestBinaryTensors:
 
 
 class TestHeaderLength:
-    @pytest.mark.parametrize("value", ["x", "", "1_0", "٣", "1.0", "0x10", "--1", "1 2"])
-    def test_no_number(self, value: str) -> None:
-        with pytest.raises(InvalidArgument) as caught:
-            parse_infer_request("m", "", b"{}", value)
-        assert str(caught.value) == f"Unable to parse Inference-Header-Content-Length, got: {value}"
-
-    @pytest.mark.parametrize("value", ["99999999999", "-99999999999", "9" * 5000])
-    def test_beyond_int32(self, value: str) -> None:
-        with pytest.raises(InvalidArgument) as caught:
-            parse_infer_request("m", "", b"{}", value)
-        assert str(caught.value) == (
-            "Unable to parse Inference-Header-Content-Length, value is out of range "
-            f"[ -2147483648, 2147483647 ], got: {value[:64]}"
-        )
-
-    @pytest.mark.parametrize("value", ["-1", "3", "2147483647"])
-    def test_out_of_the_body(self, value: str) -> None:
-        with pytest.raises(InvalidArgument) as caught:
-            parse_infer_request("m", "", b"{}", value)
-        assert str(caught.value) == f"inference header size should be in range (0, 2), got: {value}"
+    @pytest.mark.parametrize(
+        ("values", "text"),
+        [
+            (
+                ["x", "", "1_0", "٣", "1.0", "0x10", "--1", "1 2"],
+                "Unable to parse Inference-Header-Content-Length, got: ",
+            ),
+            (
+                ["99999999999", "-99999999999", "9" * 5000],
+                "Unable to parse Inference-Header-Content-Length, value is out of range "
+                "[ -2147483648, 2147483647 ], got: ",
+            ),
+            (["-1", "3", "2147483647"], "inference header size should be in range (0, 2), got: "),
+        ],
+        ids=["no number", "beyond int32", "out of the body"],
+    )
+    def test_refused(self, values: list[str], text: str) -> None:
+        for value in values:
+            with pytest.raises(InvalidArgument) as caught:
+                parse_infer_request("m", "", b"{}", value)
+            assert str(caught.value) == text + value[:64]
 
     def test_leading_zeros_are_a_number(self) -> None:
         body, length = split({"inputs": []})
@@ -250,23 +243,20 @@ class TestRawBinaryRequests:
                 "The shape of the raw input 'x' can not be deduced because there are more than one "
                 "variable-sized dimension",
             ),
-            (
-                (TensorSpec("x", "BYTES", (-1,)),),
-                "For BYTE datatype raw input 'x', the model must have input shape [1]",
+            *(
+                (
+                    (TensorSpec("x", "BYTES", shape),),
+                    "For BYTE datatype raw input 'x', the model must have input shape [1]",
+                )
+                for shape in [(-1,), (2,)]
             ),
-            (
-                (TensorSpec("x", "BYTES", (2,)),),
-                "For BYTE datatype raw input 'x', the model must have input shape [1]",
-            ),
-            (
-                (TensorSpec("x", "FP32", (-1, 2)),),
-                "the raw input 'x' has 5 bytes, which is no multiple of the 8 bytes that one step of its "
-                "variable-sized dimension takes",
-            ),
-            (
-                (TensorSpec("x", "FP32", (-1, 0)),),
-                "the raw input 'x' has 5 bytes, which is no multiple of the 0 bytes that one step of its "
-                "variable-sized dimension takes",
+            *(
+                (
+                    (TensorSpec("x", "FP32", (-1, axis)),),
+                    f"the raw input 'x' has 5 bytes, which is no multiple of the {4 * axis} bytes that one "
+                    "step of its variable-sized dimension takes",
+                )
+                for axis in (2, 0)
             ),
         ],
     )
@@ -338,9 +328,7 @@ class TestResponses:
     ) -> None:
         """With an id nothing is remembered: but for it the response is the same."""
         form = OutputForm(frozenset(names), everything)
-        tensors = [
-            OutputTensor(name, "UINT8", tuple(shape), filling * math.prod(shape)) for name, shape in outputs
-        ]
+        tensors = [OutputTensor(name, "UINT8", tuple(of), filling * math.prod(of)) for name, of in outputs]
         _, pieces, nbytes = encode_infer_response(response(*tensors), form)
         head, again, _ = encode_infer_response(response(*tensors), form)
         other, written, with_id = encode_infer_response(response(*tensors, request_id="i"), form)
@@ -365,21 +353,22 @@ class TestResponses:
         data = json.loads(pieces[0])["outputs"][0]["data"]
         assert data == array.ravel().tolist()
 
-    def test_not_a_number_and_infinities_are_literals(self) -> None:
-        one = response(output("y", np.array([np.nan, np.inf, -np.inf], np.float32)))
-        _, pieces, _ = encode_infer_response(one, OutputForm())
-        assert b'"data":[NaN,Infinity,-Infinity]' in pieces[0]
-
-    def test_strings_are_utf8(self) -> None:
-        one = response(output("y", np.array(["gr\u00fc\u00df", 'a"b'], dtype=object)))
-        _, pieces, _ = encode_infer_response(one, OutputForm())
-        assert '"data":["gr\u00fc\u00df","a\\"b"]'.encode() in pieces[0]
+    @pytest.mark.parametrize(
+        ("array", "text"),
+        [
+            (np.array([np.nan, np.inf, -np.inf], np.float32), "[NaN,Infinity,-Infinity]"),
+            (np.array(["gr\u00fc\u00df", 'a"b'], dtype=object), '["gr\u00fc\u00df","a\\"b"]'),
+        ],
+        ids=["literals", "UTF-8"],
+    )
+    def test_values_of_json(self, array: Any, text: str) -> None:
+        _, pieces, _ = encode_infer_response(response(output("y", array)), OutputForm())
+        assert f'"data":{text}'.encode() in pieces[0]
 
     def test_bytes_that_are_no_text(self) -> None:
         one = response(output("y", np.array([b"\xff"], dtype=object)))
-        with pytest.raises(
-            InvalidArgument, match=r"not UTF-8.*Please use the binary data format for output y"
-        ):
+        text = r"not UTF-8.*Please use the binary data format for output y"
+        with pytest.raises(InvalidArgument, match=text):
             encode_infer_response(one, OutputForm())
 
     @pytest.mark.parametrize("datatype", ["FP16", "BF16"])

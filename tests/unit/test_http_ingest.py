@@ -45,6 +45,10 @@ def no_block(_nbytes: int) -> None:
     return None
 
 
+def scanner_of(*head: Any, allocate: Any = no_block) -> HttpBodyScanner:
+    return HttpBodyScanner(BodyHead(*head), allocate, LIMIT_NBYTES, share())
+
+
 def body_of(sizes: list[int], surplus: int = 0) -> tuple[bytes, str]:
     inputs: list[dict[str, Any]] = [{"name": "j", "datatype": "BOOL", "shape": [1], "data": [True]}]
     inputs += [
@@ -68,10 +72,7 @@ def outcome(run: Any) -> Any:
         request, form = run()
     except RequestError as error:
         return type(error), str(error)
-    inputs = [
-        (one.name, one.datatype, one.shape, bytes(getattr(one.data, "view", one.data)))
-        for one in request.inputs
-    ]
+    inputs = [(x.name, x.datatype, x.shape, bytes(getattr(x.data, "view", x.data))) for x in request.inputs]
     return request.id, request.outputs, request.parameters, inputs, form
 
 
@@ -131,9 +132,7 @@ def test_any_chunking_makes_what_the_parser_makes(
 def test_large_tensors_are_in_blocks_and_small_ones_in_heap_bytes() -> None:
     body, header_length = body_of([LARGE_NBYTES, LARGE_NBYTES - 1])
     blocks = Blocks()
-    scanner = HttpBodyScanner(
-        BodyHead("m", "", header_length, len(body)), blocks.allocate, LIMIT_NBYTES, share()
-    )
+    scanner = scanner_of("m", "", header_length, len(body), allocate=blocks.allocate)
     scanner.feed(memoryview(body))
     request, _ = scanner.finish()
     assert request.inputs[1].data is blocks.given[0]
@@ -143,9 +142,7 @@ def test_large_tensors_are_in_blocks_and_small_ones_in_heap_bytes() -> None:
 
 def test_a_raw_request_of_known_length_is_in_a_block_with_its_prefix() -> None:
     blocks = Blocks()
-    scanner = HttpBodyScanner(
-        BodyHead("m", "", "0", LARGE_NBYTES, RAW_MODEL), blocks.allocate, LIMIT_NBYTES, share()
-    )
+    scanner = scanner_of("m", "", "0", LARGE_NBYTES, RAW_MODEL, allocate=blocks.allocate)
     scanner.feed(b"a" * LARGE_NBYTES)
     scanner.finish()
     assert bytes(blocks.given[0].view) == LARGE_NBYTES.to_bytes(4, "little") + b"a" * LARGE_NBYTES
@@ -154,7 +151,7 @@ def test_a_raw_request_of_known_length_is_in_a_block_with_its_prefix() -> None:
 def test_blocks_are_the_callers_until_the_end() -> None:
     body, header_length = body_of([LARGE_NBYTES, LARGE_NBYTES])
     blocks = Blocks()
-    scanner = HttpBodyScanner(BodyHead("m", "", header_length, None), blocks.allocate, LIMIT_NBYTES, share())
+    scanner = scanner_of("m", "", header_length, None, allocate=blocks.allocate)
     scanner.feed(body[:-LARGE_NBYTES])
     assert scanner.blocks == blocks.given[:1], "the second tensor has not begun"
     scanner.feed(body[-LARGE_NBYTES:-1])
@@ -165,16 +162,10 @@ def test_blocks_are_the_callers_until_the_end() -> None:
 
 @pytest.mark.parametrize("size", [LARGE_NBYTES, 1 << 40])
 def test_nothing_is_allocated_where_the_length_contradicts_the_header(size: int) -> None:
-    document = {
-        "inputs": [
-            {"name": "x", "datatype": "UINT8", "shape": [size], "parameters": {"binary_data_size": size}}
-        ]
-    }
-    text = json.dumps(document).encode()
+    entry = {"name": "x", "datatype": "UINT8", "shape": [size], "parameters": {"binary_data_size": size}}
+    text = json.dumps({"inputs": [entry]}).encode()
     blocks = Blocks()
-    scanner = HttpBodyScanner(
-        BodyHead("m", "", str(len(text)), len(text) + 1), blocks.allocate, LIMIT_NBYTES, share()
-    )
+    scanner = scanner_of("m", "", str(len(text)), len(text) + 1, allocate=blocks.allocate)
     with pytest.raises(InvalidArgument, match=f"expecting {size - 1} additional bytes"):
         scanner.feed(text + b"1")
     assert blocks.given == []
@@ -196,9 +187,7 @@ class TestLimits:
     def test_announced_by_a_tensor(self) -> None:
         body, header_length = body_of([LIMIT_NBYTES + 1])
         blocks = Blocks()
-        scanner = HttpBodyScanner(
-            BodyHead("m", "", header_length, None), blocks.allocate, LIMIT_NBYTES, share()
-        )
+        scanner = scanner_of("m", "", header_length, None, allocate=blocks.allocate)
         with pytest.raises(ResourceExhausted):
             scanner.feed(body[:2000])
         assert blocks.given == []
@@ -206,7 +195,7 @@ class TestLimits:
 
 @pytest.mark.parametrize("header_length", [None, "13"])
 def test_a_body_without_tensors(header_length: str | None) -> None:
-    scanner = HttpBodyScanner(BodyHead("m", "", header_length, None), no_block, LIMIT_NBYTES, share())
+    scanner = scanner_of("m", "", header_length, None)
     scanner.feed(b'{"inputs":[]}')
     request, _ = scanner.finish()
     assert request.inputs == []
@@ -214,12 +203,8 @@ def test_a_body_without_tensors(header_length: str | None) -> None:
 
 def test_what_is_announced_takes_memory_only_as_it_comes() -> None:
     announced = 1 << 30
-    entry = {
-        "name": "x",
-        "datatype": "UINT8",
-        "shape": [announced],
-        "parameters": {"binary_data_size": announced},
-    }
+    size = {"binary_data_size": announced}
+    entry = {"name": "x", "datatype": "UINT8", "shape": [announced], "parameters": size}
     text = json.dumps({"inputs": [entry]}).encode()
     held = share()
     head = BodyHead("m", "", str(len(text)), len(text) + announced)

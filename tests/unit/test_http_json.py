@@ -104,11 +104,7 @@ class TestJsonData:
             ("INT32", [1], "must hold INT32 integers, but element 1 is an array"),
             ("FP32", None, "must hold FP32 numbers, but element 1 is null"),
             ("FP64", False, "must hold FP64 numbers, but element 1 is false"),
-            (
-                "BYTES",
-                1,
-                "attempt to access JSON non-string as string: it must hold strings, but element 1 is 1",
-            ),
+            ("BYTES", 1, "access JSON non-string as string: it must hold strings, but element 1 is 1"),
             ("INT8", "1", "attempt to access JSON non-signed-integer as signed-integer: it must hold"),
             ("UINT8", "1", "attempt to access JSON non-unsigned-integer as unsigned-integer: it must hold"),
             ("FP32", "1", "attempt to access JSON non-number as double: it must hold"),
@@ -202,9 +198,8 @@ class TestInputs:
         assert len(error_of_input(name="n" * 65536, data=[1.5, 2])) < 300
 
     def test_unknown_datatype(self) -> None:
-        assert error_of_input(datatype="FLOAT").startswith(
-            "datatype 'FLOAT' of input 'x' does not exist; use one"
-        )
+        text = error_of_input(datatype="FLOAT")
+        assert text.startswith("datatype 'FLOAT' of input 'x' does not exist; use one")
 
 
 class TestRequestMembers:
@@ -233,18 +228,9 @@ class TestRequestMembers:
                 "parameter keys starting with 'triton_' are reserved for Triton usage "
                 "and should not be specified.",
             ),
-            (
-                {"priority": -1},
-                "'priority': expected an integer of at least 0, got -1",
-            ),
-            (
-                {"timeout": -1},
-                "'timeout': expected an integer of at least 0, got -1",
-            ),
-            (
-                {"binary_data_output": 1},
-                "'binary_data_output': expected true or false, got 1",
-            ),
+            ({"priority": -1}, "'priority': expected an integer of at least 0, got -1"),
+            ({"timeout": -1}, "'timeout': expected an integer of at least 0, got -1"),
+            ({"binary_data_output": 1}, "'binary_data_output': expected true or false, got 1"),
         ],
     )
     def test_parameters_refused(self, parameters: dict[str, Any], text: str) -> None:
@@ -262,9 +248,8 @@ class TestRequestMembers:
 
     def test_an_output_that_is_listed_decides_for_itself(self) -> None:
         outputs = [{"name": "a"}, {"name": "b", "parameters": {"binary_data": True}}]
-        request, form = parse_json(
-            {"inputs": [], "outputs": outputs, "parameters": {"binary_data_output": True}}
-        )
+        parameters = {"binary_data_output": True}
+        request, form = parse_json({"inputs": [], "outputs": outputs, "parameters": parameters})
         assert request.outputs == ("a", "b")
         assert form == OutputForm(frozenset("b"))
 

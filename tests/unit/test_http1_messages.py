@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,9 +13,11 @@ from gpuserve.front.net.http1_messages import (
     HEAD_NBYTES,
     LINE_NBYTES,
     MAX_FIELDS,
+    RequestBody,
     RequestRefused,
     check_begun,
     parse_head,
+    request_body,
 )
 
 HOST = b"Host: x\r\n"
@@ -113,42 +117,20 @@ def test_who_waits_to_be_told(fields: bytes, line: bytes, expects: bool) -> None
     assert parse_head(head(fields, line)).expects_continue is expects
 
 
+LENGTHS = [
+    b"2, 2", b"+2", b"-2", b"0x2", b"2_0", b"\xb2", b"2 0", b"9223372036854775808", b"18446744073709551616",
+    b"9" * 5000, b"2\r\nContent-Length: 3", b"2\r\nTransfer-Encoding: chunked",
+]  # fmt: skip
+OTHER_FIELDS = [
+    b"Content-Length:", b"Content-Length : 2", b"Content-Length\t: 2", b" Content-Length: 2",
+    b"Transfer-Encoding: chunked\r\nContent-Length: 2", b"A: b\r\n\tTransfer-Encoding: chunked",
+    b"A: b\rTransfer-Encoding: chunked", b"A: b\nTransfer-Encoding: chunked", b"A: b\r\n c", b"A: b\0c",
+    b"A: b\x7f", b"A\0: b", b"A\x0b: b", b": b", b"A", b"A(: b", b"\xc3\xa9: b", b"Host: x", b"Host: y",
+]  # fmt: skip
 SMUGGLING = [
-    HOST + b"Content-Length: 2\r\nContent-Length: 3\r\n",
-    HOST + b"Content-Length: 2, 2\r\n",
-    HOST + b"Content-Length: +2\r\n",
-    HOST + b"Content-Length: -2\r\n",
-    HOST + b"Content-Length: 0x2\r\n",
-    HOST + b"Content-Length: 2_0\r\n",
-    HOST + b"Content-Length: \xb2\r\n",
-    HOST + b"Content-Length: 2 0\r\n",
-    HOST + b"Content-Length:\r\n",
-    HOST + b"Content-Length: 9223372036854775808\r\n",
-    HOST + b"Content-Length: 18446744073709551616\r\n",
-    HOST + b"Content-Length: " + b"9" * 5000 + b"\r\n",
-    HOST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n",
-    HOST + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n",
-    HOST + b"Content-Length : 2\r\n",
-    HOST + b"Content-Length\t: 2\r\n",
-    HOST + b" Content-Length: 2\r\n",
-    HOST + b"A: b\r\n c\r\n",
-    HOST + b"A: b\r\n\tTransfer-Encoding: chunked\r\n",
-    HOST + b"A: b\rTransfer-Encoding: chunked\r\n",
-    HOST + b"A: b\nTransfer-Encoding: chunked\r\n",
-    HOST + b"A: b\0c\r\n",
-    HOST + b"A: b\x7f\r\n",
-    HOST + b"A\0: b\r\n",
-    HOST + b"A\x0b: b\r\n",
-    HOST + b": b\r\n",
-    HOST + b"A\r\n",
-    HOST + b"A(: b\r\n",
-    HOST + b"\xc3\xa9: b\r\n",
-    HOST + HOST,
-    HOST + b"Host: y\r\n",
-    b"Host: x, y\r\n",
-    b"Host: x/y\r\n",
-    b"Host: a@b\r\n",
-    b"",
+    *(HOST + b"Content-Length: " + one + b"\r\n" for one in LENGTHS),
+    *(HOST + one + b"\r\n" for one in OTHER_FIELDS),
+    *(b"Host: x, y\r\n", b"Host: x/y\r\n", b"Host: a@b\r\n", b""),
 ]
 
 
@@ -168,30 +150,18 @@ def test_transfer_codings_that_are_not_served(coding: bytes) -> None:
     assert refusal(head(HOST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"))[0] == 501
 
 
-def test_chunks_in_a_request_of_1_0() -> None:
-    assert refusal(head(b"Transfer-Encoding: chunked\r\n", b"POST / HTTP/1.0"))[0] == 400
+MALFORMED_LINES = [
+    b"GET  / HTTP/1.1", b"GET / HTTP/1.1 ", b" GET / HTTP/1.1", b"GET\t/ HTTP/1.1", b"GET / http/1.1",
+    b"GET / HTTP/1", b"GET / HTTP/1.10", b"GET /", b"GET /\xff HTTP/1.1", b"GET /\x7f HTTP/1.1",
+    b"GET v2 HTTP/1.1", b"GET x:80 HTTP/1.1", b"GET ftp://x/ HTTP/1.1", b"GET http:///v2 HTTP/1.1",
+    b"GET http://a@b/v2 HTTP/1.1", b"GET * HTTP/1.1", b"G(T / HTTP/1.1",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("line", "status"),
     [
-        (b"GET  / HTTP/1.1", 400),
-        (b"GET / HTTP/1.1 ", 400),
-        (b" GET / HTTP/1.1", 400),
-        (b"GET\t/ HTTP/1.1", 400),
-        (b"GET / http/1.1", 400),
-        (b"GET / HTTP/1", 400),
-        (b"GET / HTTP/1.10", 400),
-        (b"GET /", 400),
-        (b"GET /\xff HTTP/1.1", 400),
-        (b"GET /\x7f HTTP/1.1", 400),
-        (b"GET v2 HTTP/1.1", 400),
-        (b"GET x:80 HTTP/1.1", 400),
-        (b"GET ftp://x/ HTTP/1.1", 400),
-        (b"GET http:///v2 HTTP/1.1", 400),
-        (b"GET http://a@b/v2 HTTP/1.1", 400),
-        (b"GET * HTTP/1.1", 400),
-        (b"G(T / HTTP/1.1", 400),
+        *((line, 400) for line in MALFORMED_LINES),
         (b"CONNECT x:80 HTTP/1.1", 501),
         (b"G" * 33 + b" / HTTP/1.1", 501),
         (b"GET / HTTP/2.0", 505),
@@ -201,6 +171,10 @@ def test_chunks_in_a_request_of_1_0() -> None:
 )
 def test_request_lines_that_are_refused(line: bytes, status: int) -> None:
     assert refusal(head(line=line))[0] == status
+
+
+def test_chunks_in_a_request_of_1_0() -> None:
+    assert refusal(head(b"Transfer-Encoding: chunked\r\n", b"POST / HTTP/1.0"))[0] == 400
 
 
 def test_offers_of_other_protocols() -> None:
@@ -260,3 +234,65 @@ def test_a_whole_url_does_not_make_up_for_the_host() -> None:
     for fields in (b"", HOST + HOST, b"Host: a b\r\n"):
         assert refusal(head(fields, b"GET http://a/v2 HTTP/1.1"))[0] == 400
     assert parse_head(head(b"", b"GET http://a/v2 HTTP/1.0")).head.headers == ((b"host", b"a"),)
+
+
+# ---- http1 body ------------------------------------------------------------------------------
+
+
+def read(body: RequestBody, data: bytes, cuts: list[int], views: bool = False) -> tuple[bytes, bytes]:
+    """What is of the body, and what comes after it."""
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    arrived, left = b"", b""
+    for start, end in itertools.pairwise(edges):
+        piece = data[start:end]
+        if body.ended:
+            left += piece
+            continue
+        taken, rest = body.cut(memoryview(piece) if views else piece)
+        arrived += taken
+        left += rest
+        assert body.ended or not rest
+    return arrived, left
+
+
+cuts = st.lists(st.integers(0, 400), max_size=8)
+
+
+@given(st.binary(max_size=100), st.binary(max_size=20), cuts, st.booleans())
+def test_a_body_with_a_length(sent: bytes, after: bytes, at: list[int], views: bool) -> None:
+    body = request_body(len(sent))
+    assert read(body, sent + after, at, views) == (sent, after)
+    assert (body.ended, body.left_nbytes) == (True, 0)
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=40), max_size=6),
+    st.sampled_from([b"", b";a", b' ; a="b"']),
+    st.sampled_from([b"", b"A: b\r\n", b"A: b\r\nC:\r\n"]),
+    st.binary(max_size=20),
+    cuts,
+    st.booleans(),
+)
+def test_a_body_in_chunks(
+    chunks: list[bytes], extension: bytes, trailers: bytes, after: bytes, at: list[int], views: bool
+) -> None:
+    sent = b"".join(b"%X%b\r\n%b\r\n" % (len(chunk), extension, chunk) for chunk in chunks)
+    body = request_body(CHUNKED)
+    assert read(body, sent + b"000\r\n" + trailers + b"\r\n" + after, at, views) == (b"".join(chunks), after)
+    assert body.ended
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\r\n", b"g\r\n", b"-1\r\n", b"+1\r\nx", b"0x1\r\nx", b"1_0\r\n", b" 1\r\n", b"1 \r\nx",
+        b"1\nx\r\n0\r\n\r\n", b"1\r\nxy\r\n", b"1\r\nx\n0\r\n\r\n", b"1\r\nx0\r\n\r\n",
+        b"f" * 16 + b"\r\n", b"1;a\nb\r\n", b"1;\0\r\n", b"1;" + b"a" * 300 + b"\r\n", b"a" * 300,
+        b"0\r\nA : b\r\n\r\n", b"0\r\n A: b\r\n\r\n", b"0\r\nA: b\nc\r\n\r\n",
+        b"0\r\n" + b"A: " + b"b" * 20_000, b"0\r\n" + b"A: b\r\n" * 5_000,
+    ],
+)  # fmt: skip
+def test_chunks_that_are_none(sent: bytes) -> None:
+    for at in ([], list(range(min(len(sent), 400)))):
+        with pytest.raises(RequestRefused):
+            read(request_body(CHUNKED), sent, at)
