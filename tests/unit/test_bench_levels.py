@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 
 import pytest
@@ -25,15 +26,10 @@ from gpuserve.cli.bench.request_payloads import parse_headers, parse_url
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        ("4", [4]),
-        ("1,2,8", [1, 2, 8]),
-        ("1:64:x2", [1, 2, 4, 8, 16, 32, 64]),
-        ("1:10:x3", [1, 3, 9]),
-        ("8:24:8", [8, 16, 24]),
-        ("1:3", [1, 2, 3]),
-        ("5:5:x2", [5]),
+        ("4", [4]), ("1,2,8", [1, 2, 8]), ("1:64:x2", [1, 2, 4, 8, 16, 32, 64]),
+        ("1:10:x3", [1, 3, 9]), ("8:24:8", [8, 16, 24]), ("1:3", [1, 2, 3]), ("5:5:x2", [5]),
     ],
-)
+)  # fmt: skip
 def test_levels(text: str, values: list[float]) -> None:
     assert [one.value for one in parse_levels(LoadKind.CONCURRENCY, text)] == values
 
@@ -97,10 +93,7 @@ def test_connections_follow_the_protocol_and_the_level() -> None:
     assert plan.connections_of(LoadLevel(LoadKind.CONCURRENCY, 64), "http") == 64
     assert plan.connections_of(LoadLevel(LoadKind.CONCURRENCY, 0), "grpc") == 0
     assert plan.connections_of(LoadLevel(LoadKind.RATE, 1000), "grpc") == 4
-    assert (
-        LoadPlan(levels=(), connections=7, processes=2).connections_of(LoadLevel(LoadKind.RATE, 1), "http")
-        == 4
-    )
+    assert LoadPlan((), connections=7, processes=2).connections_of(LoadLevel(LoadKind.RATE, 1), "http") == 4
     assert [default_processes(cores) for cores in (1, 2, 4, 64)] == [1, 1, 2, 4]
 
 
@@ -128,9 +121,8 @@ def test_urls(url: str | None, protocol: str | None, found: str) -> None:
     ],
 )
 def test_wrong_urls(url: str | None, protocol: str | None, said: str) -> None:
-    with pytest.raises(BenchOptionError) as raised:
+    with pytest.raises(BenchOptionError, match=re.escape(said)):
         parse_url(url, protocol)
-    assert said in str(raised.value)
 
 
 def test_headers() -> None:

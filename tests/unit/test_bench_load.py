@@ -61,6 +61,12 @@ def loaded(most: int = 100, **options: float) -> tuple[LoadGenerator, Link]:
     load = LoadGenerator(1, options.get("timeout_s", 10.0), int(options.get("max_in_flight", 1000)))
     link = Link(load, most)
     load.add_connection(link, 0.0)
+    if "rate_hz" in options:
+        load.start_open(due_times(ArrivalPattern.CONSTANT, options["rate_hz"], 0), 0.0)
+        load.measure(0.0)
+    elif "in_flight" in options:
+        load.start_closed(int(options["in_flight"]), 0.0)
+        load.measure(0.0)
     return load, link
 
 
@@ -85,9 +91,7 @@ def test_a_closed_loop_keeps_so_many_in_flight() -> None:
 
 def test_an_open_loop_counts_from_the_due_time() -> None:
     """One connection, one call at once: the second waits for the first, and says so."""
-    load, link = loaded(most=1)
-    load.start_open(due_times(ArrivalPattern.CONSTANT, 1.0, 0), 0.0)
-    load.measure(0.0)
+    load, link = loaded(most=1, rate_hz=1.0)
     assert load.next_due_s == 0.0
     load.release(0.0)
     load.release(1.0)
@@ -100,18 +104,14 @@ def test_an_open_loop_counts_from_the_due_time() -> None:
 
 
 def test_a_client_that_comes_late_sends_everything_that_is_due() -> None:
-    load, link = loaded()
-    load.start_open(due_times(ArrivalPattern.CONSTANT, 10.0, 0), 0.0)
-    load.measure(0.0)
+    load, link = loaded(rate_hz=10.0)
     load.release(1.05)
     assert link.in_flight == 11
     assert seconds(load.samples.pop_counts(1.0, 0.0), "lags")[-1] == pytest.approx(1.05)
 
 
 def test_answers_after_the_end_are_latencies_and_no_throughput() -> None:
-    load, link = loaded()
-    load.start_open(due_times(ArrivalPattern.CONSTANT, 1.0, 0), 0.0)
-    load.measure(0.0)
+    load, link = loaded(rate_hz=1.0)
     load.release(1.0)
     link.answer(1.5)
     load.drain()
@@ -123,9 +123,7 @@ def test_answers_after_the_end_are_latencies_and_no_throughput() -> None:
 
 
 def test_what_is_never_answered_has_waited() -> None:
-    load, link = loaded(most=2)
-    load.start_open(due_times(ArrivalPattern.CONSTANT, 1.0, 0), 0.0)
-    load.measure(0.0)
+    load, link = loaded(most=2, rate_hz=1.0)
     load.release(2.0)
     load.drain()
     assert load.finish(10.0) == []
@@ -145,22 +143,17 @@ def test_a_closed_loop_has_nothing_due_when_it_ends() -> None:
 
 
 def test_a_call_whose_time_is_over_fails_and_is_replaced() -> None:
-    load, link = loaded(timeout_s=2.0)
-    load.start_closed(2, 0.0)
-    load.measure(0.0)
+    load, link = loaded(timeout_s=2.0, in_flight=2)
     assert load.expire(1.9) == []
     link.can_cancel = False
     assert load.expire(2.0) == [link, link]
     assert link.in_flight == 2
     taken = load.samples.pop_counts(2.0, 0.0)
-    assert taken.failures["timeout"][0] == 2
-    assert taken.completed == 0
+    assert (taken.failures["timeout"][0], taken.completed) == (2, 0)
 
 
 def test_a_lost_connection_fails_its_calls() -> None:
-    load, link = loaded()
-    load.start_closed(2, 0.0)
-    load.measure(0.0)
+    load, link = loaded(in_flight=2)
     load.pool.remove(link)
     link.fail_all(CONNECTION_LOST, 1.0)
     assert load.samples.pop_counts(1.0, 0.0).failures["connection lost"][0] == 2
@@ -179,16 +172,13 @@ def test_calls_go_to_all_connections_in_turn() -> None:
 
 
 def test_an_open_loop_is_bounded() -> None:
-    load, link = loaded(max_in_flight=5)
-    load.start_open(due_times(ArrivalPattern.CONSTANT, 1000.0, 0), 0.0)
+    load, link = loaded(max_in_flight=5, rate_hz=1000.0)
     load.release(1.0)
     assert (link.in_flight, load.unanswered) == (5, 1001)
 
 
 def test_responses_of_a_stream() -> None:
-    load, link = loaded()
-    load.start_closed(1, 0.0)
-    load.measure(0.0)
+    load, link = loaded(in_flight=1)
     call = link.calls[0]
     for now in (1.0, 1.25, 2.0):
         load.on_response(call, now)

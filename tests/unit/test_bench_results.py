@@ -101,11 +101,9 @@ def test_warnings_of_an_open_loop() -> None:
 
 
 def test_failures_are_counted_by_kind() -> None:
-    found = result(
-        CLOSED, interval(failures={"A": (2, "first")}), interval(failures={"A": (1, "other"), "B": (1, "")})
-    )
-    assert found.failures == {"A": (3, "first"), "B": (1, "")}
-    assert found.failed == 4
+    second = interval(failures={"A": (1, "other"), "B": (1, "")})
+    found = result(CLOSED, interval(failures={"A": (2, "first")}), second)
+    assert (found.failures, found.failed) == ({"A": (3, "first"), "B": (1, "")}, 4)
     assert "8 in flight: 3 times A (first)" in report_notes(report(found))
 
 

@@ -39,42 +39,38 @@ def h2load(succeeded: int = 1704, failed: int = 0, nbytes: int = 1704 * 95) -> s
     return H2LOAD.format(succeeded=succeeded, failed=failed, nbytes=nbytes)
 
 
-def test_h2load_gives_count_and_rate() -> None:
-    result = parse_h2load(h2load(), answer_nbytes=95, in_flight=1)
-    assert (result.answers, result.answers_per_s) == (1704, 852.0)
+ONE, MANY = {"answer_nbytes": 95}, {"answer_nbytes": 1900, "messages": 20}
+NONE_ENDED = h2load(nbytes=950).replace("1704", "0").replace("852.00", "0.00").replace("2.00s", "500.00ms")
 
 
-def test_h2load_with_a_failed_request_is_no_result() -> None:
-    with pytest.raises(LoadFailed, match="of 1704 requests 1 failed"):
-        parse_h2load(h2load(succeeded=1703, failed=1), answer_nbytes=95, in_flight=1)
+@pytest.mark.parametrize(
+    ("output", "options", "answers", "answers_per_s"),
+    [
+        (h2load(), ONE, 1704, 852.0),
+        (h2load(nbytes=1704 * 95 + 40), ONE, 1704, 852.0),  # a part of the last answers may be counted
+        (h2load(nbytes=1704 * 1900 + 95), MANY, 1704 * 20 + 1, 852 * 20),  # so are streams under way
+        (NONE_ENDED, MANY, 10, 20.0),
+    ],
+    ids=["requests", "a part", "streams", "no stream has ended"],
+)
+def test_h2load_count_and_rate(
+    output: str, options: dict[str, int], answers: int, answers_per_s: float
+) -> None:
+    result = parse_h2load(output, in_flight=1, **options)
+    assert (result.answers, result.answers_per_s) == (answers, pytest.approx(answers_per_s, rel=1e-4))
 
 
-def test_h2load_with_errors_in_grpc_status_is_no_result() -> None:
-    with pytest.raises(LoadFailed, match="1704 answers have 161785 bytes together"):
-        parse_h2load(h2load(nbytes=1703 * 95), answer_nbytes=95, in_flight=1)
-
-
-def test_h2load_may_count_a_part_of_the_last_answers() -> None:
-    assert parse_h2load(h2load(nbytes=1704 * 95 + 40), answer_nbytes=95, in_flight=1).answers == 1704
-
-
-def test_h2load_counts_the_messages_of_streams_also_of_those_under_way() -> None:
-    output = h2load(nbytes=1704 * 1900 + 95)
-    result = parse_h2load(output, answer_nbytes=1900, in_flight=1, messages=20)
-    assert result.answers == 1704 * 20 + 1
-    assert result.answers_per_s == pytest.approx(852 * 20, rel=1e-4)
-
-
-def test_h2load_counts_the_messages_of_streams_none_of_which_has_ended() -> None:
-    output = h2load(nbytes=950).replace("1704", "0").replace("852.00", "0.00").replace("2.00s", "500.00ms")
-    result = parse_h2load(output, answer_nbytes=1900, in_flight=1, messages=20)
-    assert (result.answers, result.answers_per_s) == (10, 20.0)
-
-
-def test_h2load_without_an_answer_is_no_result() -> None:
-    output = h2load(nbytes=0).replace("1704", "0").replace("852.00", "0.00")
-    with pytest.raises(LoadFailed, match="no request was answered"):
-        parse_h2load(output, answer_nbytes=95, in_flight=1)
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (h2load(succeeded=1703, failed=1), "of 1704 requests 1 failed"),
+        (h2load(nbytes=1703 * 95), "1704 answers have 161785 bytes together"),  # an error is in grpc-status
+        (h2load(nbytes=0).replace("1704", "0").replace("852.00", "0.00"), "no request was answered"),
+    ],
+)
+def test_h2load_with_a_failed_request_is_no_result(output: str, text: str) -> None:
+    with pytest.raises(LoadFailed, match=text):
+        parse_h2load(output, in_flight=1, **ONE)
 
 
 def test_the_99th_percentile_is_a_latency_that_was_seen() -> None:
@@ -83,13 +79,10 @@ def test_the_99th_percentile_is_a_latency_that_was_seen() -> None:
     assert LoadResult.of_times(1, 1.0, [3.0]).p99_latency_s == 3.0
 
 
-def test_wrk_gives_rate_and_latency() -> None:
+def test_wrk_gives_rate_and_latency_unless_a_request_failed() -> None:
     result = parse_wrk(WRK.format(status=0))
     assert result.answers_per_s == pytest.approx(8135.86, abs=0.01)
     assert (result.median_latency_s, result.p99_latency_s) == pytest.approx((7.627e-3, 9.1e-3))
-
-
-def test_wrk_with_a_failed_request_is_no_result() -> None:
     with pytest.raises(LoadFailed, match="'status': 3"):
         parse_wrk(WRK.format(status=3))
 
@@ -150,18 +143,13 @@ def rows_of(server: type[Server]) -> set[str]:
     return {row.name for row in ROWS if api_between(row.load, prepared) is not None}
 
 
-def test_this_server_and_plain_triton_run_every_row() -> None:
-    everything = {row.name for row in ROWS}
-    assert rows_of(SERVERS["gpuserve"]) == everything
-    assert rows_of(SERVERS["triton"]) == everything
-
-
 HTTP_ROWS = {"http-64-64", "http-64-64-close", "json-16", "json-1000", "json-150528"}
 
 
-def test_a_server_without_v2_runs_http_rows_only() -> None:
-    assert rows_of(SERVERS["mosec"]) == HTTP_ROWS
-    assert rows_of(SERVERS["litserve"]) == HTTP_ROWS
+def test_which_servers_run_every_row_and_which_run_http_rows_only() -> None:
+    everything = {row.name for row in ROWS}
+    assert [rows_of(SERVERS[name]) for name in ("gpuserve", "triton")] == [everything] * 2
+    assert [rows_of(SERVERS[name]) for name in ("mosec", "litserve")] == [HTTP_ROWS] * 2
 
 
 def test_a_server_runs_no_row_that_its_protocol_or_its_limits_leave_out() -> None:
@@ -183,10 +171,6 @@ def test_a_copy_is_timed_at_least_once() -> None:
     result = copy(1 << 16, seconds=0.0)
     assert result.answers == 1
     assert result.answers_per_s > 0
-
-
-def test_every_goal_names_a_server() -> None:
-    assert {name for row in ROWS for name, _ in row.goals.named} <= {*SERVERS, WITHOUT}
 
 
 def test_a_server_is_started_once_for_each_option_of_its_rows() -> None:
@@ -222,7 +206,10 @@ def test_a_process_is_told_by_its_command_line() -> None:
     assert ours.role("/usr/bin/something -x") == "something"
 
 
-def test_floors_are_no_peers() -> None:
+def test_the_names_of_rows_and_servers() -> None:
+    names = [row.name for row in ROWS]
+    assert len(set(names)) == len(names)
+    assert {name for row in ROWS for name, _ in row.goals.named} <= {*SERVERS, WITHOUT}
     assert {name for name, server in SERVERS.items() if server.kind is Kind.FLOOR} == {"nghttpd"}
 
 
@@ -259,11 +246,6 @@ def test_a_batch_of_the_client_is_one_tensor() -> None:
     request = service_pb2.ModelInferRequest.FromString(payload.grpc_message())
     assert [tuple(one.shape) for one in request.inputs] == [(32, 16)]
     assert payload.nbytes == 2048
-
-
-def test_row_names_are_told_apart() -> None:
-    names = [row.name for row in ROWS]
-    assert len(set(names)) == len(names)
 
 
 def test_a_tree_holds_the_process_and_its_children() -> None:

@@ -44,19 +44,24 @@ def answer(inference_callable: Any) -> tuple[float, str]:
     return float(response["y"][0, 0]), str(response["device"][0, 0])
 
 
-def test_a_class_is_made_with_its_kwargs_and_the_device() -> None:
-    assert answer(load("loads.py:Scale", factor=2.0)) == (2.0, "cuda:1")
-    assert answer(load("loads.py:Scale", factor=2.0, device="cpu")) == (2.0, "cpu")
-
-
-def test_a_factory_is_called() -> None:
-    assert answer(load("loads.py:make", factor=3.0)) == (3.0, "cuda:1")
-    assert answer(load("loads.py:make")) == (1.0, "cuda:1")
-
-
-@pytest.mark.parametrize("path", ["loads.py:scale", "loads.py:scale.method"])
-def test_an_object_and_its_method_are_taken_as_they_are(path: str) -> None:
-    assert answer(load(path)) == (4.0, "none")
+@pytest.mark.parametrize(
+    ("path", "kwargs", "expected"),
+    [
+        (
+            "loads.py:Scale",
+            {"factor": 2.0},
+            (2.0, "cuda:1"),
+        ),  # a class is made with its kwargs and the device
+        ("loads.py:Scale", {"factor": 2.0, "device": "cpu"}, (2.0, "cpu")),
+        ("loads.py:make", {"factor": 3.0}, (3.0, "cuda:1")),  # a factory is called
+        ("loads.py:make", {}, (1.0, "cuda:1")),
+        ("loads.py:scale", {}, (4.0, "none")),  # an object and its method are taken as they are
+        ("loads.py:scale.method", {}, (4.0, "none")),
+        ("loads:make", {"factor": 3.0}, (3.0, "cuda:1")),  # a module by name beside the config
+    ],
+)
+def test_what_a_path_leads_to(path: str, kwargs: dict[str, Any], expected: tuple[float, str]) -> None:
+    assert answer(load(path, **kwargs)) == expected
 
 
 @pytest.mark.parametrize("path", ["loads.py:plain", "loads.py:takes_device_input", "echo.py:raw"])
@@ -64,10 +69,6 @@ def test_a_function_over_requests_is_no_factory(path: str) -> None:
     found = load(path)
     file, attribute = path.split(":")
     assert found is getattr(sys.modules[file.removesuffix(".py")], attribute)
-
-
-def test_a_module_by_name_beside_the_config() -> None:
-    assert answer(load("loads:make", factor=3.0)) == (3.0, "cuda:1")
 
 
 def test_a_file_in_a_folder_finds_its_neighbours(tmp_path: Path) -> None:
@@ -117,13 +118,10 @@ def test_a_pickle_finds_the_modules_of_its_program_and_ours_come_first(tmp_path:
     assert sys.path == before + added
 
 
-def test_a_pickle_is_not_kept() -> None:
+def test_a_pickle_is_not_kept_and_an_object_is_taken_as_it_is() -> None:
     source = {"pickle": cloudpickle.dumps(len)}
     assert locate(source) is len
     assert source == {}
-
-
-def test_an_object_is_taken_as_it_is() -> None:
     target = functools.partial(len)
     assert build(locate({"object": target}), {"object": target}, "cpu") is target
 
@@ -144,19 +142,13 @@ FAILURES = {
     "no file": ("absent.py:x", "absent.py was not found: there is no file"),
     "no module": ("absent_module:x", "module 'absent_module' was not found: there is no module"),
     "no submodule": ("json.absent:x", "was not found: there is no module 'json.absent'"),
-    "a missing dependency": (
-        "broken_import.py:x",
-        "importing broken_import.py raised ModuleNotFoundError: No module named 'a_package",
-    ),
+    "a missing dependency": ("broken_import.py:x", "raised ModuleNotFoundError: No module named 'a_package"),
     "the same by name": ("broken_import:x", "importing broken_import raised ModuleNotFoundError"),
     "a wrong name": ("loads.py:Scael", "has no attribute 'Scael'; did you mean 'Scale' or 'scale'?"),
     "a wrong method": ("loads.py:scale.metod", "has no attribute 'scale.metod'; did you mean 'method'?"),
     "a number": ("loads.py:number", "number is an object of type int, which cannot be called"),
     "an instance": ("loads.py:Nothing", "returned an object of type Nothing, which cannot be"),
-    "a factory of numbers": (
-        "loads.py:make_number",
-        "returned an object of type int, which cannot be called",
-    ),
+    "a factory of numbers": ("loads.py:make_number", "returned an object of type int, which cannot be"),
     "a failing factory": ("loads.py:make_failing", "make_failing raised RuntimeError: no weights for"),
     "a factory that exits": ("loads.py:make_exit", "loads.py:make_exit raised SystemExit: 5"),
     "too few arguments": ("loads.py:Scale", "loads.py:Scale raised TypeError:"),

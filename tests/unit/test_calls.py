@@ -105,13 +105,10 @@ def test_what_was_lent_is_given_back_once_taken(calls: OutgoingCalls, line: Line
     call.next_reply()
     assert line.given_back == [7]
     calls.forget(call)
-    assert line.given_back == [7, 8]
-    assert line.called_off == []
+    assert (line.given_back, line.called_off) == ([7, 8], [])
 
 
-def test_a_call_that_is_forgotten_is_called_off_and_its_late_answer_refused(
-    calls: OutgoingCalls, line: Line
-) -> None:
+def test_a_forgotten_call_is_cancelled_and_its_late_answer_refused(calls: OutgoingCalls, line: Line) -> None:
     call = ask(calls)
     calls.forget(call)
     assert line.called_off == [call.call_id]
@@ -119,9 +116,7 @@ def test_a_call_that_is_forgotten_is_called_off_and_its_late_answer_refused(
     assert not calls.reply(99, outputs(1))
 
 
-def test_nothing_that_was_lent_is_lost_between_an_answer_and_a_forgetting(
-    calls: OutgoingCalls, line: Line
-) -> None:
+def test_no_lease_is_lost_between_an_answer_and_a_forgetting(calls: OutgoingCalls, line: Line) -> None:
     """Of the receiving and the cancelling thread exactly one closes the lease."""
     for lease in range(1, 500):
         call, start = ask(calls), threading.Barrier(2)
@@ -157,7 +152,7 @@ def test_without_a_server_nobody_is_asked(context: ModelContext) -> None:
     assert raised.value.code.value == "UNAVAILABLE"
 
 
-def test_at_the_end_whoever_waits_is_told_and_nobody_may_ask(
+def test_at_the_end_waiting_calls_fail_and_no_call_is_accepted(
     calls: OutgoingCalls, context: ModelContext
 ) -> None:
     call = ask(calls)
@@ -186,7 +181,7 @@ def test_whoever_waits_hears_of_a_lost_front(calls: OutgoingCalls, line: Line) -
 @pytest.mark.parametrize(
     "last", [[END], [outputs(2)._replace(final=True)], [CallReply(None, {}, FAILED, True)]]
 )
-def test_a_stream_ends_or_fails(
+def test_ends_of_streams(
     calls: OutgoingCalls, line: Line, context: ModelContext, last: list[CallReply]
 ) -> None:
     line.answers = [outputs(1, lease=3, final=False), *last]
@@ -199,11 +194,10 @@ def test_a_stream_ends_or_fails(
         failures.append(str(error))
     assert failures == [str(one.error) for one in last if one.error is not None]
     assert heard == ([] if failures else [1.0] + [2.0] * (last[0].outputs is not None))
-    assert line.given_back == [3]
-    assert line.called_off == []
+    assert (line.given_back, line.called_off) == ([3], [])
 
 
-def test_a_stream_that_nobody_reads_on_is_called_off_wherever_it_dies(
+def test_an_abandoned_stream_is_cancelled_wherever_it_dies(
     calls: OutgoingCalls, line: Line, context: ModelContext
 ) -> None:
     call = ask(calls)
@@ -220,7 +214,7 @@ def test_a_stream_that_nobody_reads_on_is_called_off_wherever_it_dies(
     assert line.called_off == [call.call_id]
 
 
-def test_an_event_loop_goes_on_while_a_task_waits(
+def test_the_event_loop_runs_while_a_task_waits(
     calls: OutgoingCalls, line: Line, context: ModelContext
 ) -> None:
     async def main() -> tuple[float, int]:
@@ -260,7 +254,7 @@ async def test_a_task_that_is_cancelled_calls_its_question_off(line: Line, conte
         ({"timeout_s": "1"}, "timeout_s of a call to model 'other'"),
     ],
 )
-def test_a_question_that_cannot_travel_is_told_so(
+def test_calls_that_cannot_travel_are_refused(
     line: Line, context: ModelContext, changes: dict[str, Any], text: str
 ) -> None:
     given: dict[str, Any] = {"model": "other", "inputs": {}, **changes}

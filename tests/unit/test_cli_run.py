@@ -64,7 +64,7 @@ def test_what_is_executed(
         (["--isolation", "fibre", "p.py"], "expected thread or process, given 'fibre'"),
     ],
 )
-def test_a_wrong_command_line(
+def test_usage_errors(
     executed: list[Any], capsys: pytest.CaptureFixture[str], given: list[str], says: str
 ) -> None:
     assert run(["run", *given]) == ExitCode.USAGE

@@ -201,12 +201,8 @@ def test_inputs_by_position_take_the_declared_names_in_order() -> None:
 
 def test_parameters_of_the_protocol_are_taken_apart_from_the_models() -> None:
     given = {"a": "b", "priority": 2, "timeout": 5, "sequence_id": 7}
-    assert infer_options(given, reserved=False) == {
-        "parameters": {"a": "b"},
-        "priority": 2,
-        "timeout": 5,
-        "sequence_id": 7,
-    }
+    options = {"parameters": {"a": "b"}, "priority": 2, "timeout": 5, "sequence_id": 7}
+    assert infer_options(given, reserved=False) == options
     assert infer_options({}, reserved=False) == infer_options(None, reserved=False) == {}
     for wrong in ({"priority": -1}, {"timeout": "5"}, {"timeout": True}):
         with pytest.raises(ClientValueError, match="must be an integer of at least 0"):
@@ -259,8 +255,7 @@ def test_pauses_grow_to_a_second_and_end_with_the_time() -> None:
     while (pause := wait.pause_s()) is not None:
         pauses.append(pause)
         clock.now += pause
-    assert pauses[:3] == [0.02, 0.04, 0.08]
-    assert max(pauses) == 1.0
+    assert (pauses[:3], max(pauses)) == ([0.02, 0.04, 0.08], 1.0)
     assert sum(pauses) == pytest.approx(5.0)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
-from gpuserve.compat.pytriton.triton import Triton
+from gpuserve.compat.pytriton.triton import Triton, bound_spec
 from gpuserve.compat.pytriton.triton_config import (
     DEFAULT_PROTECTED_ENDPOINTS,
     TritonConfig,
@@ -23,6 +26,9 @@ from gpuserve.compat.pytriton.triton_config import (
 from gpuserve.compat.pytriton.utils import Workspace, pytriton_home
 from gpuserve.compat.tritonserver.flags import FlagFate
 from gpuserve.config.settings.server import LogOptions, ServerSettings, TraceSettings
+from gpuserve.core.errors import BadModelConfig
+from gpuserve.model.declaration import ModelConfig, ModelWarmup, Tensor, WarmupInput
+from gpuserve.model.spec import ModelSpec
 
 OPEN = TritonSecurityConfig(restricted_endpoints=[])
 PREFIX = "PYTRITON_TRITON_CONFIG_"
@@ -44,15 +50,20 @@ def test_the_defaults_are_the_same() -> None:
     )
 
 
+PORTS = {"http_port": 1, "grpc_port": 2, "metrics_port": 3}
+CERT = {"grpc_server_cert": Path("c"), "grpc_server_key": Path("k")}
+TLS = {"tls_certfile": "c", "tls_keyfile": "k", "tls_ports": ("grpc",)}
+WITH_TRITON = ["triton,file=t.json", "triton,log-frequency=5", "level=TIMESTAMPS", "rate=1"]
+WITH_OPENTELEMETRY = ["mode=opentelemetry", "opentelemetry,url=http://c", "opentelemetry,resource=a=b"]
+RESOURCE = {"service.name": "gpuserve", "a": "b"}
+
+
 @pytest.mark.parametrize(
     ("options", "meant"),
     [
         ({"id": "mine"}, {"name": "mine"}),
         ({"exit_timeout_secs": 5}, {"drain_timeout_s": 5}),
-        (
-            {"http_port": 1, "grpc_port": 2, "metrics_port": 3},
-            {"http_port": 1, "grpc_port": 2, "metrics_port": 3},
-        ),
+        (PORTS, PORTS),
         ({"allow_http": False, "http_port": 1}, {"http_port": None}),
         ({"allow_grpc": False}, {"grpc_port": None}),
         ({"allow_metrics": False}, {"metrics_port": None}),
@@ -64,46 +75,23 @@ def test_the_defaults_are_the_same() -> None:
         ({"grpc_header_forward_pattern": "b"}, {"grpc_header_forward_pattern": "b"}),
         ({"cache_config": ["local,size=1048576"]}, {"response_cache_nbytes": 1 << 20}),
         (
-            {"trace_config": ["triton,file=t.json", "triton,log-frequency=5", "level=TIMESTAMPS", "rate=1"]},
+            {"trace_config": WITH_TRITON},
             {"trace": TraceSettings(("TIMESTAMPS",), rate=1, log_frequency=5, file="t.json")},
         ),
         ({"trace_config": ["level=OFF", "count=7"]}, {"trace": TraceSettings(count=7)}),
         (
-            {
-                "trace_config": [
-                    "mode=opentelemetry",
-                    "opentelemetry,url=http://c",
-                    "opentelemetry,resource=a=b",
-                ]
-            },
-            {
-                "trace": TraceSettings(
-                    mode="opentelemetry", url="http://c", resource={"service.name": "gpuserve", "a": "b"}
-                )
-            },
+            {"trace_config": WITH_OPENTELEMETRY},
+            {"trace": TraceSettings(mode="opentelemetry", url="http://c", resource=RESOURCE)},
         ),
         ({"grpc_use_ssl": False, "allow_sagemaker": False, "trace_config": []}, {}),
         ({"grpc_server_cert": "c", "grpc_server_key": "k", "grpc_root_cert": "r"}, {}),
-        (
-            {"grpc_use_ssl": True, "grpc_server_cert": Path("c"), "grpc_server_key": Path("k")},
-            {"tls_certfile": "c", "tls_keyfile": "k", "tls_ports": ("grpc",)},
-        ),
-        (
-            {
-                "grpc_use_ssl_mutual": True,
-                "grpc_server_cert": Path("c"),
-                "grpc_server_key": Path("k"),
-                "grpc_root_cert": Path("r"),
-            },
-            {"tls_certfile": "c", "tls_keyfile": "k", "tls_client_ca": "r", "tls_ports": ("grpc",)},
-        ),
+        ({"grpc_use_ssl": True, **CERT}, TLS),
+        ({"grpc_use_ssl_mutual": True, **CERT, "grpc_root_cert": Path("r")}, {**TLS, "tls_client_ca": "r"}),
     ],
 )
 def test_what_options_mean(options: dict[str, Any], meant: dict[str, Any]) -> None:
     named = {} if "id" in options else {"compat_name": "triton"}
-    assert settings(**options) == dataclasses.replace(
-        ServerSettings(model_control="explicit"), **named, **meant
-    )
+    assert settings(**options) == replace(ServerSettings(model_control="explicit"), **named, **meant)
 
 
 REFUSED = {
@@ -116,9 +104,8 @@ REFUSED = {
 
 @pytest.mark.parametrize(("name", "value"), REFUSED.items())
 def test_options_that_would_change_more_are_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(
-        PyTritonValidationError, match=rf"TritonConfig\.{name}: not supported by gpuserve: \w"
-    ):
+    text = rf"TritonConfig\.{name}: not supported by gpuserve: \w"
+    with pytest.raises(PyTritonValidationError, match=text):
         settings(**{name: value})
 
 
@@ -151,12 +138,9 @@ def test_values_that_cannot_be(options: dict[str, Any], words: str) -> None:
         settings(**options)
 
 
-def test_one_of_the_protocols_has_to_be_allowed() -> None:
+def test_one_of_the_protocols_has_to_be_allowed_and_options_are_keywords() -> None:
     with pytest.raises(PyTritonValidationError, match="The `http` or `grpc` endpoint has to be allowed"):
         TritonConfig(allow_http=False, allow_grpc=False)
-
-
-def test_options_are_keywords() -> None:
     with pytest.raises(TypeError, match="positional argument"):
         TritonConfig(Path("/models"))  # type: ignore[misc]
 
@@ -189,9 +173,8 @@ def test_options_from_the_environment() -> None:
     [("ALLOW_METRICS", "maybe", "true or false"), ("HTTP_PORT", "http", "an integer")],
 )
 def test_variables_that_cannot_be_read(name: str, value: str, expected: str) -> None:
-    with pytest.raises(
-        PyTritonValidationError, match=f"TritonConfig.{name.lower()}: expected {expected}, given '{value}'"
-    ):
+    text = f"TritonConfig.{name.lower()}: expected {expected}, given '{value}'"
+    with pytest.raises(PyTritonValidationError, match=text):
         TritonConfig.from_env({f"{PREFIX}{name}": value})
 
 
@@ -230,9 +213,7 @@ def test_endpoints_and_token_may_be_chosen() -> None:
     chosen = TritonSecurityConfig("mine", ["health"])
     made = server_settings(TritonConfig(), chosen)
     assert (made.restricted_endpoints, made.access_token) == (("health",), "mine")
-    with pytest.raises(
-        PyTritonValidationError, match=r"Invalid endpoint names: doors\. .*health, inference, logging"
-    ):
+    with pytest.raises(PyTritonValidationError, match=r"Invalid endpoint names: doors\. .*health, inference"):
         TritonSecurityConfig(restricted_endpoints=["doors"])
 
 
@@ -263,3 +244,99 @@ def test_every_option_is_on_the_migration_page() -> None:
         fate = flag_of(field.name).fate
         assert text.startswith("refused") == (fate is FlagFate.REFUSED), field.name
         assert (text == "no effect") == (fate is FlagFate.NO_EFFECT), field.name
+
+
+# ---- compat bound ----------------------------------------------------------------------------
+
+
+X = Tensor(name="x", dtype=np.float32, shape=(-1,))
+Y = Tensor(name="y", dtype=np.float32, shape=(-1,))
+ZEROS = WarmupInput(np.float32, (3,), zero_data=True)
+GOOD = ModelWarmup("good", 2, {"x": ZEROS})
+
+
+async def double(requests: list[Any]) -> list[Any]:
+    return [{"y": 2 * request["x"]} for request in requests]
+
+
+async def triple(requests: list[Any]) -> list[Any]:
+    return [{"y": 3 * request["x"]} for request in requests]
+
+
+def one_at_last(requests: list[Any]) -> Any:
+    yield [{"y": request["x"]} for request in requests]
+
+
+def plain(requests: list[Any]) -> list[Any]:
+    return requests
+
+
+def bound(infer: Callable[..., Any], config: ModelConfig | None = None) -> ModelSpec:
+    return bound_spec("m", infer, [X], [Y], 1, config, strict=False, isolation="thread")
+
+
+@pytest.mark.parametrize("infer", [double, one_at_last])
+def test_one_batch_is_under_way_at_once(infer: Callable[..., Any]) -> None:
+    assert bound(infer).concurrency == 1
+    assert bound(infer, ModelConfig(decoupled=True)).concurrency == 0, "by the kind of the callable"
+    assert bound(plain).concurrency == 0
+
+
+def test_a_callable_asks_for_more() -> None:
+    triple.concurrency = 4  # type: ignore[attr-defined]
+    assert bound(triple).concurrency == 0, "the worker reads it from the callable"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "batch_size", "meant"),
+    [
+        ({}, 1, ("bad", 1, 1, ())),
+        ({"x": ZEROS}, 5, ("bad", 5, 1, (("x", "FP32", (3,), "zero", ""),))),
+        (
+            {"x": WarmupInput(np.int32, (3,), zero_data=True)},
+            1,
+            ("bad", 1, 1, (("x", "INT32", (3,), "zero", ""),)),
+        ),
+        ({"z": ZEROS}, 1, ("bad", 1, 1, (("z", "FP32", (3,), "zero", ""),))),
+        (
+            {"x": WarmupInput(np.float32, (3,), input_data_file="/nowhere/x.npy")},
+            1,
+            ("bad", 1, 1, (("x", "FP32", (3,), "file", "/nowhere/x.npy"),)),
+        ),
+    ],
+    ids=["input left out", "too large", "wrong dtype", "no input of the model", "file missing"],
+)
+def test_warmups_run_with_what_they_name(inputs: dict[str, Any], batch_size: int, meant: Any) -> None:
+    bad = ModelWarmup("bad", batch_size, inputs)
+    spec = bound(plain, ModelConfig(max_batch_size=4, model_warmup=[bad, GOOD]))
+    assert (spec.warmup[0], spec.warmup[1][0]) == (meant, "good")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (WarmupInput(np.float32, (3,)), "must be provided"),
+        (WarmupInput("float33", (3,), zero_data=True), "float33"),
+    ],
+    ids=["no data", "no dtype"],
+)
+def test_impossible_warmups_are_logged(
+    given: WarmupInput, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = ModelWarmup("bad", 1, {"x": given})
+    spec = bound(plain, ModelConfig(max_batch_size=4, model_warmup=[bad, GOOD]))
+    assert [one[0] for one in spec.warmup] == ["good"]
+    (record,) = caplog.records
+    assert named in record.getMessage()
+
+
+def test_other_values_of_the_config_still_stop_it() -> None:
+    with pytest.raises(BadModelConfig, match="max_batch_size"):
+        bound(plain, ModelConfig(max_batch_size=-1, model_warmup=[GOOD]))
+
+
+def test_the_config_of_the_program_stays_as_it_is(tmp_path: Path) -> None:
+    config = ModelConfig(max_batch_size=4, model_warmup=[GOOD])
+    before = replace(config)
+    bound(plain, config)
+    assert config == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,13 @@ import pytest
 
 from gpuserve import errors
 from gpuserve.compat.pytriton import exceptions
+from gpuserve.compat.pytriton.check import (
+    ProcessMonitoring,
+    ScriptThread,
+    get_current_container_version,
+    search_warning_on_too_verbose_log_level,
+    verify_docker_image_in_readme_same_as_tested,
+)
 from gpuserve.compat.pytriton.client.exceptions import PyTritonClientInvalidUrlError
 from gpuserve.compat.pytriton.client.utils import ModelState, TritonUrl, parse_http_response, state_in
 from gpuserve.compat.pytriton.model_config import (
@@ -43,61 +52,28 @@ def bind(model_name: Any = "m", infer_func: Any = infer, outputs: Any = FLOATS, 
     Triton().bind(model_name, infer_func, FLOATS, outputs, **more)
 
 
+INVALID, BAD = exceptions.PyTritonValidationError, exceptions.PyTritonBadParameterError
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"model_name": ""}, exceptions.PyTritonValidationError, "Model name cannot be empty"),
-        (
-            {"model_name": "a b"},
-            exceptions.PyTritonValidationError,
-            "can only contain alphanumeric characters, dots, underscores and dashes",
-        ),
-        (
-            {"infer_func": 3},
-            exceptions.PyTritonValidationError,
-            "infer_func must be a callable or a non-empty sequence of callables",
-        ),
+        ({"model_name": ""}, INVALID, "Model name cannot be empty"),
+        ({"model_name": "a b"}, INVALID, "can only contain alphanumeric characters, dots, underscores and"),
+        ({"infer_func": 3}, INVALID, "infer_func must be a callable or a non-empty sequence of callables"),
         (
             {"outputs": [Tensor((1,), np.float32, optional=True)]},
-            exceptions.PyTritonValidationError,
+            INVALID,
             "output tensors cannot be optional",
         ),
-        (
-            {"outputs": [Tensor((1,), np.complex64)]},
-            exceptions.PyTritonValidationError,
-            "has no v2 datatype",
-        ),
-        (
-            {"config": ModelConfig(max_batch_size=0)},
-            exceptions.PyTritonBadParameterError,
-            "max_batch_size must be an integer of at least 1, got 0",
-        ),
+        ({"outputs": [Tensor((1,), np.complex64)]}, INVALID, "has no v2 datatype"),
+        ({"config": ModelConfig(max_batch_size=0)}, BAD, "size must be an integer of at least 1, got 0"),
         (
             {"config": ModelConfig(batcher=DynamicBatcher(priority_levels=5, default_priority_level=6))},
-            exceptions.PyTritonBadParameterError,
+            BAD,
             "The `default_priority_level` must be between 1 and 5.",
         ),
-        (
-            {"config": ModelConfig(batcher=DynamicBatcher(priority_queue_policy={1: QueuePolicy()}))},
-            exceptions.PyTritonBadParameterError,
-            "Provide the `priority_levels` if you want to define `priority_queue_policy`",
-        ),
-        (
-            {
-                "config": ModelConfig(
-                    batcher=DynamicBatcher(
-                        priority_levels=5, default_priority_level=1, priority_queue_policy={6: QueuePolicy()}
-                    )
-                )
-            },
-            exceptions.PyTritonBadParameterError,
-            "Invalid `priority`=6 provided. The value must be between 1 and 5.",
-        ),
-        (
-            {"trace_config": ["mode=opentelemetry"]},
-            exceptions.PyTritonValidationError,
-            r"bind\(trace_config=…\) is not supported",
-        ),
+        ({"trace_config": ["mode=opentelemetry"]}, INVALID, r"bind\(trace_config=…\) is not supported"),
     ],
 )
 def test_what_cannot_be_bound(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -108,9 +84,8 @@ def test_what_cannot_be_bound(arguments: dict[str, Any], error: type[Exception],
 def test_a_name_is_bound_once() -> None:
     triton = Triton()
     triton.bind("name", infer, FLOATS, FLOATS)
-    with pytest.raises(
-        exceptions.PyTritonInvalidOperationError, match="Cannot add model with the same name twice"
-    ):
+    text = "Cannot add model with the same name twice"
+    with pytest.raises(exceptions.PyTritonInvalidOperationError, match=text):
         triton.bind("NAME", infer, FLOATS, FLOATS)
 
 
@@ -240,3 +215,37 @@ def test_states_in_an_index() -> None:
     assert state_in(states, "m", "9") is ModelState.READY
     assert state_in(states, "m", None) is ModelState.LOADING
     assert state_in(states, "n", None) is ModelState.UNAVAILABLE
+
+
+# ---- compat check ----------------------------------------------------------------------------
+
+
+def test_a_script_in_a_thread_has_its_output_and_its_children() -> None:
+    pytest.importorskip("psutil")
+    with ScriptThread([sys.executable, "-c", "import time; time.sleep(60)"], name="script") as script:
+        assert script.process.children(recursive=True) == []
+        script.process.terminate()
+    assert (script.is_alive(), script.returncode) == (False, -15)
+    with ScriptThread([sys.executable, "-c", "print('a'); print('b'); raise SystemExit(3)"]) as script:
+        pass
+    assert (script.output, script.returncode) == ("a\nb", 3)
+
+
+def test_processes_are_told() -> None:
+    pytest.importorskip("psutil")
+    told: list[int] = []
+    monitoring = ProcessMonitoring(os.getpid())
+    monitoring.register_custom_monitor(told.append)
+    monitoring.dump_state()
+    assert told[0] == os.getpid()
+
+
+def test_container_versions_and_warnings_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIDIA_PYTORCH_VERSION", "24.10-x")
+    assert get_current_container_version() == "24.10"
+    readme = tmp_path / "README.md"
+    readme.write_text("docker run nvcr.io/nvidia/pytorch:24.10-py3\n")
+    verify_docker_image_in_readme_same_as_tested(str(readme), "nvcr.io/nvidia/pytorch:24.10-py3")
+    with pytest.raises(AssertionError, match=r"24\.10-py3 != .*24\.11"):
+        verify_docker_image_in_readme_same_as_tested(str(readme), "nvcr.io/nvidia/pytorch:24.11-py3")
+    assert search_warning_on_too_verbose_log_level("nothing") is None

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import costs
 
 
-def test_what_is_over_the_ceiling_is_named(
+def test_costs_over_the_ceiling_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for kind in costs.KINDS.keys() - {"HTTP/1, chunks of 16 KiB", "gRPC, raw tensor"}:

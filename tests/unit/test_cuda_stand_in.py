@@ -149,9 +149,7 @@ def test_memory_is_counted_over_all_processes_and_comes_back_with_their_end(mach
     assert seen(machine, "memory") == {"free": total - each}
 
 
-def test_a_lost_gpu_fails_in_the_processes_that_use_it_and_is_not_seen_by_new_ones(
-    machine: GpuMachine,
-) -> None:
+def test_a_lost_gpu_fails_in_processes_that_use_it_and_is_not_seen_by_new_ones(machine: GpuMachine) -> None:
     with start(machine, "hold", "4096") as process:
         assert process.stdout
         assert process.stdout.readline() == "holds\n"
@@ -174,17 +172,11 @@ def test_a_machine_can_be_without_cuda(machine: GpuMachine, change: dict[str, An
 @pytest.mark.parametrize(
     ("listed", "expected"),
     [
-        (None, ["GPU-aa", "GPU-ab"]),
-        ("0,1", ["GPU-aa", "GPU-ab"]),
-        ("1,0", ["GPU-ab", "GPU-aa"]),
-        ("GPU-ab", ["GPU-ab"]),
-        ("GPU-a", []),
-        ("1,7,0", ["GPU-ab"]),
-        ("0,0", ["GPU-aa"]),
-        ("", []),
+        (None, ["GPU-aa", "GPU-ab"]), ("0,1", ["GPU-aa", "GPU-ab"]), ("1,0", ["GPU-ab", "GPU-aa"]),
+        ("GPU-ab", ["GPU-ab"]), ("GPU-a", []), ("1,7,0", ["GPU-ab"]), ("0,0", ["GPU-aa"]), ("", []),
         ("-1", []),
     ],
-)
+)  # fmt: skip
 def test_a_process_sees_what_is_listed(listed: str | None, expected: list[str]) -> None:
     environ = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
     assert [device.uuid for device in visible(Machine((Gpu("GPU-aa"), Gpu("GPU-ab"))), environ)] == expected

@@ -315,9 +315,7 @@ def test_model_context_over_requests_and_over_arrays() -> None:
 def test_a_model_context_that_is_given_by_hand() -> None:
     call = model_context(lambda requests, model_context: model_context)
     assert call([], model_context="mine") == "mine"
-    with pytest.raises(
-        NoModelError, match="@model_context needs to know the model, but the callable was not"
-    ):
+    with pytest.raises(NoModelError, match="@model_context needs to know the model, but the callable was"):
         call([])
 
 

@@ -60,7 +60,7 @@ def test_nothing_is_given_twice_and_nothing_is_lost(steps: list[tuple[bool, int]
 
 
 @given(st.lists(st.integers(1, 1 << 26), max_size=30), st.integers(1, 1 << 26), st.sampled_from([2, 4]))
-def test_what_is_given_is_the_smallest_that_fits_and_wastes_no_more_than_is_allowed(
+def test_the_smallest_fitting_buffer_is_given_and_wastes_little(
     there: list[int], wanted: int, slack: int
 ) -> None:
     """By the sizes that are asked for, a block of 32 MiB is never given to who wants 64 KiB."""

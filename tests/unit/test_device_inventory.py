@@ -61,7 +61,7 @@ def pci_device(root: Path, bus_id: str, **facts: str) -> None:
         (("dxg",), {}, [""]),
     ],
 )
-def test_gpus_by_the_drivers_files(
+def test_driver_files(
     tmp_path: Path, nodes: tuple[str, ...], listed: dict[str, int], uuids: list[str]
 ) -> None:
     found = read_machine(machine(tmp_path, nodes, **listed), no_nvml)
@@ -99,8 +99,7 @@ def test_a_uuid_that_is_not_known_yet_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "cpus"),
-    [("0-2,8", (0, 1, 2, 8)), ("5", (5,)), ("", ()), ("none", ()), ("1-", ())],
+    ("text", "cpus"), [("0-2,8", (0, 1, 2, 8)), ("5", (5,)), ("", ()), ("none", ()), ("1-", ())]
 )
 def test_cpu_lists(text: str, cpus: tuple[int, ...]) -> None:
     assert cpu_list(text) == cpus
@@ -114,24 +113,12 @@ GPUS = (Gpu(0, A), Gpu(1, B), Gpu(2, "GPU-cc", in_mig_mode=True, mig=(MigInstanc
 @pytest.mark.parametrize(
     ("variable", "entries"),
     [
-        (None, [A, B, M, N]),
-        ("0,1", [A, B]),
-        ("1,0", [B, A]),
-        ("", []),
-        ("-1", []),
-        ("0,7,1", [A]),
-        ("0,0", [A]),
-        (f"0,{A}", [A]),
-        ("GPU-aabb", [B]),
-        ("GPU-aa", []),
-        ("GPU-AABB", [B]),
-        ("2", [M]),
-        ("GPU-cc", [M]),
-        (f"{N},{M}", [N, M]),
-        ("MIG-0, 0", []),
+        (None, [A, B, M, N]), ("0,1", [A, B]), ("1,0", [B, A]), ("", []), ("-1", []),
+        ("0,7,1", [A]), ("0,0", [A]), (f"0,{A}", [A]), ("GPU-aabb", [B]), ("GPU-aa", []),
+        ("GPU-AABB", [B]), ("2", [M]), ("GPU-cc", [M]), (f"{N},{M}", [N, M]), ("MIG-0, 0", []),
         ("NoDevFiles", []),
     ],
-)
+)  # fmt: skip
 def test_cuda_visible_devices_is_honoured(variable: str | None, entries: list[str]) -> None:
     devices = visible_devices(GPUS, variable)
     assert [one.entry for one in devices] == [one.uuid for one in devices] == entries
@@ -153,12 +140,9 @@ def inventory(*gpus: Gpu) -> Inventory:
 
 def test_numbers_stay_what_they_were() -> None:
     first = inventory(Gpu(0, A), Gpu(1, B))
-    without_the_first = inventory(Gpu(0, B), Gpu(1, "GPU-new")).numbered_as(first)
-    assert [(one.name, one.uuid) for one in without_the_first.devices] == [
-        ("cuda:1", B),
-        ("cuda:2", "GPU-new"),
-    ]
-    assert without_the_first.names() == ["cpu", "cuda:1", "cuda:2"]
+    without_first = inventory(Gpu(0, B), Gpu(1, "GPU-new")).numbered_as(first)
+    assert [(one.name, one.uuid) for one in without_first.devices] == [("cuda:1", B), ("cuda:2", "GPU-new")]
+    assert without_first.names() == ["cpu", "cuda:1", "cuda:2"]
     assert first.numbered_as(first) == first
 
 

@@ -78,8 +78,8 @@ def test_instances_that_are_numbers_stay_numbers() -> None:
     spec = dataclasses.replace(
         model(), instances=(InstanceSpec("0", "cuda:*", {}), InstanceSpec("1", "cpu", {}))
     )
-    (done,) = devices(GPU_A, GPU_B).place([spec])
-    assert [(one.name, one.device) for one in done.instances] == [
+    (new,) = devices(GPU_A, GPU_B).place([spec])
+    assert [(one.name, one.device) for one in new.instances] == [
         ("0", "cuda:0"),
         ("1", "cuda:1"),
         ("2", "cpu"),
@@ -147,17 +147,13 @@ def test_another_look_finds_what_is_new_and_keeps_the_numbers() -> None:
     known = ServerDevices(look)
     assert len(placed(known, "cuda:*")) == 2
     (spec,) = known.place([model("cuda:*")], again=True)
-    assert [(one.device, one.placement.gpu_uuids) for one in spec.instances] == [
-        ("cuda:1", (B,)),
-        ("cuda:2", ("GPU-new",)),
-    ]
+    found = [(one.device, one.placement.gpu_uuids) for one in spec.instances]
+    assert found == [("cuda:1", (B,)), ("cuda:2", ("GPU-new",))]
     assert refusal(known, "cuda:0").startswith("this machine has no device 'cuda:0', only cpu, cuda:1")
 
 
 def test_a_model_has_only_so_many_instances() -> None:
-    with pytest.raises(
-        DeviceError, match=r"^model 'm': its instances on every GPU are 258, but a model may have"
-    ):
+    with pytest.raises(DeviceError, match=r"^model 'm': its instances on every GPU are 258, but a model may"):
         devices(GPU_A, GPU_B).place([model(*["cuda:*"] * 129)])
 
 
@@ -212,20 +208,17 @@ def test_uuids_that_are_not_to_be_had() -> None:
     assert refusal(known, "GPU-dd").startswith(
         f"this machine has no device 'GPU-dd', only cpu, cuda:0 ({A}), cuda:1"
     )
-    assert (
-        refusal(known, "GPU-aa") == f"'GPU-aa' is the beginning of several UUIDs, {A}, {B}: write more of it"
-    )
+    several = f"'GPU-aa' is the beginning of several UUIDs, {A}, {B}: write more of it"
+    assert refusal(known, "GPU-aa") == several
     assert refusal(known, "GPU-cc") == (
         f"GPU-cc is in MIG mode and cannot be used as a whole: name one of its instances, {M}, {N}"
     )
     assert refusal(known, N) == f"{N} is on this machine, but CUDA_VISIBLE_DEVICES ('0,1,{M}') leaves it out"
-    assert refusal(devices(GPU_A, GPU_B, variable="1"), A).endswith(
-        "CUDA_VISIBLE_DEVICES ('1') leaves it out"
-    )
+    known = devices(GPU_A, GPU_B, variable="1")
+    assert refusal(known, A).endswith("CUDA_VISIBLE_DEVICES ('1') leaves it out")
     empty = devices(GPU_A, Gpu(1, B, in_mig_mode=True))
-    assert (
-        refusal(empty, B) == f"{B} is in MIG mode and cannot be used as a whole, and it has no MIG instances"
-    )
+    mig = f"{B} is in MIG mode and cannot be used as a whole, and it has no MIG instances"
+    assert refusal(empty, B) == mig
 
 
 def test_without_nvml_some_things_are_not_known() -> None:
@@ -234,10 +227,8 @@ def test_without_nvml_some_things_are_not_known() -> None:
         f"MIG instances such as {M!r} are only found by NVML, but nvidia-ml-py is not installed"
     )
     known = devices(Gpu(0), shortage=NOT_INSTALLED)
-    assert (
-        refusal(known, A)
-        == f"the UUIDs of the GPUs are not known here, so {A!r} cannot be found: {NOT_INSTALLED}"
-    )
+    unknown = f"the UUIDs of the GPUs are not known here, so {A!r} cannot be found: {NOT_INSTALLED}"
+    assert refusal(known, A) == unknown
     assert placed(known, "cuda:0")[0].placement == Placement((), "0")
 
 
@@ -251,12 +242,7 @@ def test_a_gpu_that_no_process_may_use() -> None:
     ("array", "memory", "installed", "text"),
     [
         ("numpy", "cpu", (), ""),
-        (
-            "cupy",
-            "cpu",
-            (),
-            "array 'cupy' needs cupy, which is not installed: pip install 'gpuserve[cuda12]'",
-        ),
+        ("cupy", "cpu", (), "array 'cupy' needs cupy, which is not installed: pip install 'gpuserve[cuda"),
         ("torch", "cpu", ("torch",), "array 'torch' needs cupy, which is not installed"),
         ("torch", "cpu", ("cupy",), "array 'torch' needs torch, which is not installed"),
         ("torch", "gpu", ("cupy", "torch"), ""),

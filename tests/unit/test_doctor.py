@@ -67,9 +67,7 @@ def port(problem: str, holder: PortHolder | None = None) -> list[DoctorFinding]:
         ),
     ],
 )  # fmt: skip
-def test_what_a_value_means(
-    found: list[DoctorFinding], level: str, topic: str, said: str, advice: str
-) -> None:
+def test_findings(found: list[DoctorFinding], level: str, topic: str, said: str, advice: str) -> None:
     ((its_level, its_topic, text, its_advice),) = found
     assert (its_level.value, its_topic) == (level, topic)
     assert said in text

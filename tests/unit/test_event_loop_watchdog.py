@@ -109,9 +109,7 @@ def test_a_loop_tells_of_a_call_that_holds_the_interpreter(tmp_path: Path) -> No
     assert "event loop turn took" in done.stderr
 
 
-def test_a_long_callback_of_the_supervisor_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_supervisor_callback_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "turns"
     monkeypatch.setenv("GPUSERVE_TURN_FILE", str(path))
     monkeypatch.setenv("GPUSERVE_TURN_LIMIT_MS", "5")

@@ -149,9 +149,7 @@ def test_a_front_hears_in_time_and_in_order(event_log: EventLog, front: Front, r
     assert front.read() == [1, 2, 3]
 
 
-def test_a_front_that_is_not_ready_is_told_when_it_is(
-    event_log: EventLog, front: Front, reactor: Later
-) -> None:
+def test_a_front_is_told_once_it_is_ready(event_log: EventLog, front: Front, reactor: Later) -> None:
     front.ready = False
     passed = FrontEventFeed(event_log.recent, front, reactor)  # type: ignore[arg-type]
     passed.open()
@@ -165,9 +163,7 @@ def test_a_front_that_is_not_ready_is_told_when_it_is(
     assert front.read() == list(range(KEPT - KEPT_BY_FRONT + 1, KEPT + 1))
 
 
-def test_a_front_that_does_not_read_holds_nobody_up(
-    event_log: EventLog, front: Front, reactor: Later
-) -> None:
+def test_a_front_that_does_not_read_blocks_nobody(event_log: EventLog, front: Front, reactor: Later) -> None:
     passed = FrontEventFeed(event_log.recent, front, reactor)  # type: ignore[arg-type]
     passed.open()
     while not reactor.due:

@@ -102,9 +102,7 @@ def test_where_there_is_no_memory_nothing_is_kept(memory: Memory) -> None:
     assert empty.allocate(1, front.announce) is None
 
 
-def test_memory_that_cannot_be_exported_is_given_back(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_cannot_be_exported_is_freed(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(address: int) -> bytes:
         raise CudaError(801, "operation not supported")
 

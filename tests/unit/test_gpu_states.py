@@ -86,55 +86,46 @@ def test_a_gpu_stays_in_use_after_errors_of_programs_and_informational_ones(numb
     assert NON_FENCING_XIDS[number]
 
 
-def test_memory_errors_that_the_driver_contained_fence_nothing() -> None:
-    one = life()
-    one.on_report(report(ecc_uncorrected=0), 0.0)
-    one.xid(94, 1.0)
-    one.on_report(report(ecc_uncorrected=1), 2.0)
-    assert one.state is GpuState.HEALTHY
-    one.on_report(report(ecc_uncorrected=2), 100.0)
-    assert one.state is GpuState.LOST, "no contained error was reported for this one"
-
-
 @pytest.mark.parametrize("number", [48, 64, 74, 79, 95, 119, 12345])
 def test_any_other_xid_is_a_fault(number: int) -> None:
     one = life()
     one.xid(number, 0.0)
-    assert one.state is GpuState.LOST
-    assert one.reason == f"its driver reported Xid {number}"
+    assert (one.state, one.reason) == (GpuState.LOST, f"its driver reported Xid {number}")
 
 
-def test_uncorrectable_errors_count_from_the_first_reading_on() -> None:
+@pytest.mark.parametrize(
+    ("counts", "contained_before", "reason"),
+    [
+        (
+            [7, 7, 8],
+            None,
+            "its memory had 1 uncorrectable error",
+        ),  # the errors before the first reading are old
+        ([7, 0, 2], None, "its memory had 2 uncorrectable errors"),  # a reset has cleared the counter
+        ([0, 1, 2], 1, "its memory had 1 uncorrectable error"),  # the driver has contained the first error
+    ],
+)
+def test_uncorrectable_errors_lose_a_gpu(
+    counts: list[int], contained_before: int | None, reason: str
+) -> None:
     one = life()
-    one.on_report(report(ecc_uncorrected=7), 0.0)
-    one.on_report(report(ecc_uncorrected=7), 1.0)
-    assert one.state is GpuState.HEALTHY, "those before are history"
-    one.on_report(report(ecc_uncorrected=8), 2.0)
-    assert one.state is GpuState.LOST
-    assert one.reason == "its memory had 1 uncorrectable error"
+    for number, count in enumerate(counts):
+        assert one.state is GpuState.HEALTHY
+        if number == contained_before:
+            one.xid(94, 50.0)
+        one.on_report(report(ecc_uncorrected=count), 49.0 + number * 2 + (number == 2) * 50)
+    assert (one.state, one.reason) == (GpuState.LOST, reason)
 
 
-def test_a_counter_that_a_reset_has_cleared_counts_from_there() -> None:
-    one = life()
-    for at, count in enumerate((7, 0, 2)):
-        one.on_report(report(ecc_uncorrected=count), at)
-    assert one.reason == "its memory had 2 uncorrectable errors"
-
-
-def test_a_lost_gpu_is_back_after_a_time_of_good_answers() -> None:
+@pytest.mark.parametrize("trouble", [None, silence(), gone()])
+def test_a_lost_gpu_is_back_after_a_time_of_good_answers(trouble: GpuReport | None) -> None:
     one = life()
     one.on_report(gone(), 0.0)
-    assert back_after(one, 1.0) == PROBATION_S
-    assert one.reason == ""
-
-
-@pytest.mark.parametrize("trouble", [silence(), gone()])
-def test_whatever_goes_wrong_meanwhile_begins_that_time_again(trouble: GpuReport) -> None:
-    one = life()
-    one.on_report(gone(), 0.0)
-    one.on_report(report(), 1.0)
-    one.on_report(trouble, PROBATION_S)
+    if trouble is not None:  # it begins that time again
+        one.on_report(report(), 1.0)
+        one.on_report(trouble, PROBATION_S)
     assert back_after(one, PROBATION_S + 1) == PROBATION_S
+    assert one.reason == ""
 
 
 def test_errors_that_go_on_keep_it_lost() -> None:
@@ -310,28 +301,25 @@ def test_our_own_metrics_tell_more() -> None:
         assert line in found
 
 
-def test_what_a_gpu_does_not_tell_is_not_there() -> None:
-    names = {line.split("{")[0].split()[0] for line in lines(fleet(report(temperature_c=40)))}
-    assert names == {
-        "gpuserve_gpu_temperature_celsius", "gpuserve_gpu_state", "gpuserve_gpu_reading_age_seconds",
-    }  # fmt: skip
+@pytest.mark.parametrize(("reading", "age_s"), [(GpuReading(temperature_c=40), 0.0), (FULL, 100.0)])
+def test_unknown_and_old_figures_of_a_gpu_are_not_shown(reading: dict[str, Any], age_s: float) -> None:
+    gpus = fleet(GpuReport(UUID, "cuda:0", "", reading))
+    gpus.check_age(age_s)
+    names = {line.split("{")[0].split()[0] for line in lines(gpus)}
+    told = set() if age_s else {"gpuserve_gpu_temperature_celsius"}
+    assert names == told | {"gpuserve_gpu_state", "gpuserve_gpu_reading_age_seconds"}
 
 
-def test_old_figures_are_not_shown_as_new_ones() -> None:
+def test_old_or_absent_figures_are_told_as_such() -> None:
     gpus = fleet(GpuReport(UUID, "cuda:0", "", FULL))
     gpus.check_age(100.0)
-    names = {line.split("{")[0].split()[0] for line in lines(gpus)}
-    assert names == {"gpuserve_gpu_state", "gpuserve_gpu_reading_age_seconds"}
     told = gpus_document(gpus, [], 100.0, stale=True)
     assert (told["stale"], told["age_seconds"]) == (True, 100.0)
     assert (told["gpus"][0]["reading"], told["gpus"][0]["state"]) == (None, "SUSPECT")
-
-
-def test_without_a_gpu_there_is_nothing() -> None:
-    assert lines(GpuSet(1.0, 0.0)) == []
-    assert gpus_document(GpuSet(1.0, 0.0), [], float("inf"), stale=False) == {
-        "stale": False, "age_seconds": None, "gpus": [],
-    }  # fmt: skip
+    none = GpuSet(1.0, 0.0)
+    assert lines(none) == []
+    nothing = {"stale": False, "age_seconds": None, "gpus": []}
+    assert gpus_document(none, [], float("inf"), stale=False) == nothing
 
 
 def test_all_of_a_gpu_as_json() -> None:

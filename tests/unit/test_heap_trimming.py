@@ -62,7 +62,7 @@ def test_what_cannot_be_given_back_is_asked_for_again_when_there_is_more_or_when
     assert not scene.look(used_nbytes=0, kept_nbytes=SLACK_NBYTES)
 
 
-_FREES_MUCH = """
+_FREES = """
 from gpuserve.front.ipc.heap_memory import TrimPolicy, Malloc
 import ctypes
 ctypes.CDLL(None).mallopt(-3, 64 << 20), ctypes.CDLL(None).mallopt(-1, 64 << 20)
@@ -80,9 +80,7 @@ print(*(one.nbytes - before.nbytes for one in (full, freed, malloc.trim())), in_
 
 
 def test_the_process_gives_back_what_it_has_freed() -> None:
-    said = subprocess.run(
-        [sys.executable, "-c", _FREES_MUCH], capture_output=True, text=True, check=True
-    ).stdout
+    said = subprocess.run([sys.executable, "-c", _FREES], capture_output=True, text=True, check=True).stdout
     full, freed, trimmed, in_use, kept = map(eval, said.split())
     assert full > 90 * MIB
     assert freed == pytest.approx(full, abs=10 * MIB), "malloc keeps it"
@@ -126,7 +124,5 @@ _PAUSES = """if True:
 
 
 def test_full_collections_pause_while_there_are_many_objects_and_find_their_garbage_afterwards() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _PAUSES], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", _PAUSES], capture_output=True, text=True, check=True)
     assert done.stdout == "True 0 True\n"

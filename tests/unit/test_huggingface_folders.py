@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -47,11 +48,7 @@ def test_the_task_follows_from_the_architecture(architecture: str, task: str) ->
     [
         ({"architectures": ["T5ForConditionalGeneration"]}, None, "'m' is a T5ForConditionalGeneration"),
         ({}, None, "'m' does not name its architecture"),
-        (
-            {"architectures": ["ViTModel"], "image_size": 224},
-            None,
-            "is a ViTModel, for which no task is known",
-        ),
+        ({"architectures": ["ViTModel"], "image_size": 224}, None, "a ViTModel, for which no task is known"),
         (
             {"architectures": ["Wav2Vec2ForSequenceClassification"], "conv_stride": [5]},
             None,
@@ -104,9 +101,7 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path, content: str | Non
 
 
 def test_a_folder_that_is_not_there_may_have_been_meant_as_a_name() -> None:
-    with pytest.raises(
-        LoadError, match=r"there is no folder 'org/name'; a name on the hub is written hf:NAME"
-    ):
+    with pytest.raises(LoadError, match=r"there is no folder 'org/name'; a name on the hub is written hf"):
         HuggingFaceModel.declare(file="org/name")
 
 
@@ -137,9 +132,7 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(tmp_path: Path, is_cached: b
 
 
 @pytest.mark.parametrize("library", ["torch", pytest.param("transformers", marks=needs("torch"))])
-def test_a_library_that_is_missing_is_said_with_the_command(
-    tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_is_named(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}))
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(
@@ -151,10 +144,7 @@ def test_a_library_that_is_missing_is_said_with_the_command(
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
-        (
-            {"file": "f", "max_tokens": 3},
-            "has no key 'max_tokens' here; expected some of file, device, instances",
-        ),
+        ({"file": "f", "max_tokens": 3}, "has no key 'max_tokens' here; expected some of file, device,"),
         ({}, "needs file"),
         ({"file": "f", "pooling": "max"}, "pooling is one of mean, cls, none, got 'max'"),
         ({"file": "f", "batches": 0}, "batches is a number of at least 1, got 0"),
@@ -162,9 +152,8 @@ def test_a_library_that_is_missing_is_said_with_the_command(
     ],
 )
 def test_keyword_arguments_are_checked(kwargs: dict[str, Any], said: str) -> None:
-    with pytest.raises(LoadError) as refused:
+    with pytest.raises(LoadError, match=re.escape(said)):
         model_settings(kwargs)
-    assert said in str(refused.value)
 
 
 @needs("transformers", "torch")
