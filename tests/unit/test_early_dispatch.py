@@ -161,8 +161,8 @@ def test_a_death_has_tried_what_ran_and_not_what_was_held() -> None:
     ],
 )
 def test_who_takes_more_at_once_or_holds_some_at_all_times_does_not_lead(options: dict[str, Any]) -> None:
-    slots = options.pop("slots", 1)
-    model = Leading(**options)
+    slots = options.get("slots", 1)
+    model = Leading(**{name: one for name, one in options.items() if name != "slots"})
     if slots > 1:
         model.scheduler.instance_up("a", slots=slots)
         for _ in range(2):

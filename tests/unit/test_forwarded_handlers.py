@@ -73,8 +73,9 @@ class House(ServiceScene):
                 await self.settle()
                 assert (self.way.forwarding.n_open, self.way.forwarded.n_open) == (0, 0)
         finally:
+            await self.requests.stop()
             self.way.close()
-            await super().__aexit__(*error)
+            self.scene.close()
 
 
 # ---- the same as without ------------------------------------------------------------------------
