@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.cli.bench import http2_client as http2
 from gpuserve.cli.bench.call_protocols import GrpcCalls, GrpcRequests, HttpCalls
@@ -108,6 +109,16 @@ def test_a_stream_has_any_number_of_responses_and_may_hold_errors() -> None:
     calls.receive(answer(1, b"\x12\x01x", b"\x12\x01y") + answer(3) + answer(5, b"\x0a\x04oops"), 1.0)
     assert ends.ends == [(good, None), (empty, None), (bad, Failure("stream error", "oops"))]
     assert good.responses == 2
+
+
+def test_the_text_of_an_error_in_a_stream_ends_before_the_next_field() -> None:
+    calls, ends = grpc([b"request"], in_streams=True)
+    call = begun(calls)
+    text = "no such page. " * 10
+    response = pb.ModelInferResponse(model_name="gen")
+    message = pb.ModelStreamInferResponse(error_message=text, infer_response=response)
+    calls.receive(answer(1, message.SerializeToString()), 1.0)
+    assert ends.ends == [(call, Failure("stream error", text))]
 
 
 def test_large_requests_wait_for_the_flow_control() -> None:

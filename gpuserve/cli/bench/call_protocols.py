@@ -42,6 +42,18 @@ class GrpcRequests(NamedTuple):
     in_streams: bool
 
 
+def _error_text(message: bytes) -> str:
+    """Return ``error_message`` of a ModelStreamInferResponse whose start is given. Fields may follow it."""
+    nbytes, position = 0, 1  # after the tag, the length as a varint
+    while position < len(message):
+        byte = message[position]
+        nbytes |= (byte & 0x7F) << 7 * (position - 1)
+        position += 1
+        if byte < 0x80:
+            break
+    return message[position : position + nbytes].decode(errors="replace")
+
+
 class _GrpcAnswer:
     """The received part of the answer to one call."""
 
@@ -158,11 +170,7 @@ class GrpcCalls:
         in_streams = self._requests.in_streams
         for message in answer.receive(payload, _MAX_TEXT_NBYTES if in_streams else 0):
             if message and message[0] == _ERROR_TAG:
-                position = 1  # after the tag; then comes the length, as a varint
-                while position < len(message) and message[position] & 0x80:
-                    position += 1
-                text = message[position + 1 :].decode(errors="replace")
-                answer.failure = Failure("stream error", text)
+                answer.failure = Failure("stream error", _error_text(message))
             else:
                 self._sink.on_response(answer.call, now)
         if flags & h2.END_STREAM:
