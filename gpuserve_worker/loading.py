@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from gpuserve_worker.execution.device_path import Model, WorkerDevicePath, WorkerLoop
 from gpuserve_worker.execution.lifecycle import EXIT_DEVICE, EXIT_FAILED, Reporter, leave
 from gpuserve_worker.execution.loop import HostPath
 from gpuserve_worker.execution.ranks import Follower, Leader, Rank
+from gpuserve_worker.inference.call_check import call_problem
 from gpuserve_worker.inference.callable_loading import CallableKind, LoadError, build, kind_of, locate
 from gpuserve_worker.inference.callable_metrics import MetricRegistry
 from gpuserve_worker.inference.failure import log_text, log_traceback
@@ -49,6 +50,7 @@ def load_model(init: Init, reporter: Reporter, followers: Sequence[Link] = ()) -
     reporter.phase("importing")
     target = locate(init.source)
     reporter.phase("loading")
+    check_call(target, init.source, [one[0] for one in init.inputs])
     may_yield = init.decoupled or init.exact or not init.strict
     try:
         made = build(target, init.source, init.device, may_yield=may_yield)
@@ -72,6 +74,16 @@ def load_model(init: Init, reporter: Reporter, followers: Sequence[Link] = ()) -
     slots = init.max_active or slots
     more = init.all_lines, owned_outputs, init.static_inputs, stepped
     return Model(context, made, path, *rules, slots, concurrent, *more, open_rank(init, followers, reporter))
+
+
+def check_call(target: Any, source: Mapping[str, Any], inputs: Collection[str]) -> None:
+    """Raise LoadError if requests with these inputs cannot call the target of an import path. ``bind()`` has
+    checked objects, and an adapter calls its target by rules of its own.
+    """
+    if "path" not in source or "adapter" in source or not callable(target):
+        return
+    if problem := call_problem(target, source["path"], source.get("kwargs") or {}, inputs):
+        raise LoadError(problem)
 
 
 def open_rank(init: Init, followers: Sequence[Link], reporter: Reporter) -> Rank | None:

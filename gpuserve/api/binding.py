@@ -30,6 +30,7 @@ from gpuserve.model.spec import (
     RateLimiter,
     check_model_name,
 )
+from gpuserve_worker.inference.call_check import call_problem
 from gpuserve_worker.inference.callable_loading import YIELDING, LoadError, kind_of
 from gpuserve_worker.inference.stepping import Served, is_stepped, max_active_of
 
@@ -108,8 +109,6 @@ def _check_calls(callables: Sequence[Served], inputs: Sequence[str]) -> None:
     for one in callables:
         if isinstance(one, types.BuiltinFunctionType):  # written in C: it may have no signature
             continue
-        from gpuserve.model.signature import call_problem  # imports numpy, as nearly all callables have
-
         name = getattr(one, "__qualname__", type(one).__qualname__)
         if problem := call_problem(one, name, {}, inputs):
             raise BindError(problem)

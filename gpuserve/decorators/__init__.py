@@ -17,6 +17,7 @@ directly, as in tests. User code imports this package inside workers, so it impo
 from __future__ import annotations
 
 from gpuserve.decorators.batching import batch, sample
+from gpuserve.decorators.call_check import input_problem
 from gpuserve.decorators.grouping import ConstantPadder, group_by_keys, group_by_values, pad_batch
 from gpuserve.decorators.values import fill_optionals, first_value, model_context
 from gpuserve.decorators.wrapping import (
@@ -27,6 +28,7 @@ from gpuserve.decorators.wrapping import (
     StackError,
     ValuesError,
 )
+from gpuserve_worker.inference.call_check import set_decorated_check
 from gpuserve_worker.inference.model_context import ModelContext, current_model
 
 __all__ = [
@@ -34,3 +36,5 @@ __all__ = [
     "StackError", "ValuesError", "batch", "current_model", "fill_optionals", "first_value", "group_by_keys",
     "group_by_values", "model_context", "pad_batch", "sample",
 ]  # fmt: skip
+
+set_decorated_check(input_problem)

@@ -51,7 +51,6 @@ from gpuserve.decorators.wrapping import (
     checked_function,
     hints_of,
     is_misfit,
-    mark_argument_form,
     misfit,
     wraps,
 )
@@ -61,6 +60,7 @@ from gpuserve_worker.inference.inference_request import (
     BatchedOutputs,
     Request,
     accept_batch,
+    mark_argument_form,
 )
 from gpuserve_worker.inference.ragged import Axes
 

@@ -62,7 +62,6 @@ F = TypeVar("F", bound=InferenceCallable)
 #: Forms of the arguments below a decorator: the rows of a batch, or one request.
 BATCH: Final = "batch"
 SAMPLE: Final = "sample"
-_FORM: Final = "_gpuserve_form"
 
 _OWN_DIRECTORY: Final = os.path.dirname(__file__) + os.sep
 #: The interpreter's texts for calls that do not fit a signature.
@@ -148,19 +147,6 @@ def check_below_batch(function: Any, decorator: str) -> None:
             f"{decorator} works on the arrays that @batch makes of requests: put it below @batch, "
             "nearer to the function"
         )
-
-
-def mark_argument_form(form: str, wrapper: InferenceCallable) -> None:
-    """Mark a wrapper with the form of its function's arguments; wrappers around it keep the mark."""
-    setattr(wrapper, _FORM, form)
-
-
-def argument_form_of(called: Any) -> str | None:
-    """Return BATCH or SAMPLE for a callable with this decorator, of any kind; None for other callables."""
-    while isinstance(called, functools.partial):
-        called = called.func
-    form: str | None = getattr(called, _FORM, None) or getattr(function_of(called), _FORM, None)
-    return form
 
 
 def hints_of(function: Any) -> dict[str, Any]:

@@ -19,20 +19,21 @@ from typing import Any, Final
 
 import msgpack
 
-from gpuserve.decorators.wrapping import argument_form_of
 from gpuserve.model.openai_declaration import has_openai_method, is_for_openai
 from gpuserve.model.self_description import declaration, target_kind
-from gpuserve.model.signature import call_problem
 from gpuserve_worker.execution.lifecycle import die_with_parent
+from gpuserve_worker.inference.call_check import call_problem
 from gpuserve_worker.inference.callable_loading import (
     YIELDING,
     CallableKind,
     LoadError,
+    kwargs_problem,
     locate,
     makes_callable,
     module_at,
     unused_kwargs,
 )
+from gpuserve_worker.inference.inference_request import argument_form_of
 from gpuserve_worker.inference.stepping import is_stepped
 
 
@@ -144,18 +145,7 @@ def _mismatch(path: str, target: Any, kwargs: Mapping[str, Any], adapted: bool) 
         return f"{path!r} is an object of type {type(target).__name__}, {expected}"
     if not isinstance(target, type):
         return unused_kwargs(repr(path), kwargs) if kwargs and not makes_callable(target, kwargs) else None
-    try:
-        signature = inspect.signature(target)
-    except (ValueError, TypeError):
-        return None  # classes of extension modules may have no signature
-    given = dict(kwargs)
-    if "device" in signature.parameters:
-        given.setdefault("device", "cpu")
-    try:
-        signature.bind(**given)
-    except TypeError as error:
-        return f"{path!r} cannot be made with these kwargs: {error}"
-    return None
+    return kwargs_problem(target, path, kwargs)
 
 
 def _wrong_kind(path: str, target: Any, decoupled: bool | None, ranks: int) -> str | None:

@@ -30,19 +30,19 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from gpuserve.decorators.batching import is_parameter_type, parameter_kind, requested_parameters
+from gpuserve.decorators.batching import is_parameter_type, parameter_kind
 from gpuserve.decorators.coded import STREAMS, Codec, codec_of
 from gpuserve.decorators.tensor_marks import DType, Name, Shape
-from gpuserve.decorators.wrapping import BATCH, SAMPLE, argument_form_of, is_own_code
+from gpuserve.decorators.wrapping import BATCH, SAMPLE
 from gpuserve.model.declaration import Tensor
-from gpuserve_worker.inference.callable_loading import makes_callable
-from gpuserve_worker.inference.inference_request import function_of
+from gpuserve_worker.inference.call_check import is_required
+from gpuserve_worker.inference.inference_request import argument_form_of, function_of
 from gpuserve_worker.inference.stepping import Last, is_stepped
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of
 
@@ -119,53 +119,6 @@ def signature_of(target: Any, name: str) -> Signature | None:
     return Signature(inputs, outputs, max_batch_size, array)
 
 
-def call_problem(
-    target: Any, name: str, kwargs: Mapping[str, Any], inputs: Collection[str] | None
-) -> str | None:
-    """Return why a worker cannot call ``target``, a callable or a class, with requests that have ``inputs``
-    (None: unknown), or None. Decorators from elsewhere may change the call, so nothing is said below them.
-    """
-    if is_stepped(target):
-        return None
-    is_class = isinstance(target, type)
-    if is_class and not any("__call__" in vars(base) for base in target.__mro__):
-        if target.__new__ is not object.__new__:
-            return None  # a factory
-        return f"{name!r} is a class without a method __call__(self, requests): its objects cannot be called"
-    if not is_class and makes_callable(target, kwargs):
-        return None
-    called = target.__call__ if is_class else target
-    is_method = is_class and not isinstance(inspect.getattr_static(target, "__call__"), staticmethod)
-    if (form := argument_form_of(called)) is None:
-        try:
-            inspect.signature(called, follow_wrapped=False).bind(*([None] * is_method), [])
-        except TypeError as error:
-            text = f"{name!r} is called with one argument, a list of requests, but the call fails: {error}"
-            return f"{text}; @batch passes each input as an argument" if "missing" in str(error) else text
-        except ValueError:  # written in C without a signature
-            pass
-        return None
-    if inputs is None:
-        return None
-    function = called
-    while isinstance(function, types.FunctionType) and hasattr(function, "__wrapped__"):
-        if not is_own_code(function.__code__):
-            return None
-        function = function.__wrapped__
-    if not isinstance(function, types.FunctionType):
-        return None
-    others = {*requested_parameters(called), _CONTEXT}
-    own = [one for one in _parameters(called, is_method) if one.name not in others]
-    lacking = [one.name for one in own if _is_required(one) and one.name not in inputs]
-    any_name = any(one.kind is one.VAR_KEYWORD for one in own)
-    surplus = [] if any_name else [one for one in inputs if one not in {named.name for named in own}]
-    if not lacking and not surplus:
-        return None
-    given = ", ".join(map(repr, inputs)) or "none"
-    wrong = f"parameter {lacking[0]!r} is no input" if lacking else f"no parameter takes {surplus[0]!r}"
-    return f"{name!r} below @{form} is called with the declared inputs by name ({given}), but {wrong}"
-
-
 def _attribute(called: Any, name: str, default: Any) -> Any:
     """Return what ``@batch`` set on its function, for every kind of callable."""
     while isinstance(called, functools.partial):
@@ -239,7 +192,7 @@ def _inputs(
                 parameter_kind(one.name, hint)
             except TypeError as error:
                 raise SignatureError(f"{name}: {error}") from None
-        elif one.name != _CONTEXT and _is_required(one):
+        elif one.name != _CONTEXT and is_required(one):
             other_parameters.append(one.name)
     if other_parameters and found:
         raise SignatureError(
@@ -272,13 +225,6 @@ def _check_parameter(parameter: inspect.Parameter, tensor: _Type, name: str) -> 
             f"parameter {parameter.name!r} of {name} may be None but has no default: write "
             f"{parameter.name}: … | None = None for an input that a request may leave out"
         )
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    return parameter.default is parameter.empty and parameter.kind not in {
-        parameter.VAR_POSITIONAL,
-        parameter.VAR_KEYWORD,
-    }
 
 
 def _outputs(hint: Any, name: str) -> tuple[Tensor, ...] | None:

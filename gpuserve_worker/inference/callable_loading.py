@@ -151,6 +151,8 @@ def _needs_more_than_device(parameters: Mapping[str, inspect.Parameter]) -> bool
 
 
 def _make(target: Callable[..., Any], name: str, kwargs: dict[str, Any], device: str) -> Any:
+    if problem := kwargs_problem(target, name, kwargs):
+        raise LoadError(problem)
     if "device" in _parameters(target):
         kwargs.setdefault("device", device)
     try:
@@ -159,6 +161,22 @@ def _make(target: Callable[..., Any], name: str, kwargs: dict[str, Any], device:
         raise
     except (Exception, SystemExit) as error:  # user code may raise anything
         raise LoadError(f"{name} raised {log_text(error)}", log_traceback(error)) from None
+
+
+def kwargs_problem(target: Callable[..., Any], name: str, kwargs: Mapping[str, Any]) -> str | None:
+    """Return why a class or a factory cannot be called with ``kwargs``, or None."""
+    try:
+        signature = inspect.signature(target)
+    except (ValueError, TypeError):
+        return None  # classes of extension modules may have no signature
+    given = dict(kwargs)
+    if "device" in signature.parameters:
+        given.setdefault("device", "cpu")
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        return f"{name!r} cannot be made with these kwargs: {error}"
+    return None
 
 
 def _adapted(made: Any, name: str, adapter: str) -> Any:

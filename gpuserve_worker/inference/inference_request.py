@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 _MARK: Final = "_gpuserve_accepts_batch"
+_FORM: Final = "_gpuserve_form"
 _NO_DETAILS: Final = payloads.RequestDetails()
 #: The fields of a ``WireRequest`` after the first three, where a request has only those.
 _NO_FIELDS: Final = payloads.WireRequest(0, {}, ())[3:]
@@ -52,6 +53,19 @@ def function_of(inference_callable: Any) -> Any:
     if isinstance(inference_callable, FunctionType):
         return inference_callable
     return getattr(type(inference_callable), "__call__", None)  # noqa: B004 - the attribute itself is needed
+
+
+def mark_argument_form(form: str, wrapper: Any) -> None:
+    """Mark a wrapper with the form of its function's arguments; wrappers around it keep the mark."""
+    setattr(wrapper, _FORM, form)
+
+
+def argument_form_of(called: Any) -> str | None:
+    """Return "batch" or "sample" for a callable with this decorator, of any kind; None for others."""
+    while isinstance(called, partial):
+        called = called.func
+    form: str | None = getattr(called, _FORM, None) or getattr(function_of(called), _FORM, None)
+    return form
 
 
 class Request(MutableMapping[str, "NDArray[Any]"]):

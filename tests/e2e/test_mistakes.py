@@ -36,6 +36,10 @@ FILES = {
         "from gpuserve.decorators import batch\n\n\n@batch\ndef f(image):\n    return image\n\n\n"
         "def two(a, b):\n    return a\n"
     ),
+    "sized.py": (
+        "class Sized:\n    def __init__(self, size):\n        self.size = size\n\n"
+        "    def __call__(self, requests):\n        return requests\n"
+    ),
     "notes.txt": "def f(x):\n    return x\n",
     "empty.yaml": "",
 }
@@ -122,6 +126,37 @@ def test_a_port_that_is_taken_and_a_model_that_raises(folder: Path) -> None:
     assert err.splitlines()[-1] == whole
     assert (err.count("ValueError: no weights"), err.count("Traceback")) == (2, 1)
     assert "starts again" not in err
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        (
+            "callable: 'named.py:f'",
+            "'named.py:f' below @batch is called with the declared inputs by name ('x'), but parameter "
+            "'image' is no input",
+        ),
+        (
+            "callable: 'named.py:two'",
+            "'named.py:two' is called with one argument, a list of requests, but the call fails: missing a "
+            "required argument: 'b'; @batch passes each input as an argument",
+        ),
+        (
+            "callable: 'sized.py:Sized', kwargs: {sizes: 3}",
+            "'sized.py:Sized' cannot be made with these kwargs: missing a required argument: 'size'",
+        ),
+    ],
+)
+def test_a_callable_that_requests_cannot_call_is_not_served(folder: Path, entry: str, text: str) -> None:
+    tensors = (
+        "inputs: [{name: x, dtype: float32, shape: [-1]}], outputs: [{name: y, dtype: float32, shape: [-1]}]"
+    )
+    (folder / "c.yaml").write_text(f"models: [{{name: m, {entry}, {tensors}}}]\n")
+    code, err = served("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+    assert code == ExitCode.STARTUP_FAILURE
+    assert err.splitlines()[-1] == f"model 'm': instance cpu#0 could not be started: {text}"
+    assert "Traceback" not in err
 
 
 def served(*flags: str) -> tuple[int, str]:

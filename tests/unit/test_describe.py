@@ -17,10 +17,12 @@ from gpuserve.config.load import Configuration, load_file
 from gpuserve.config.problems import ConfigProblems
 from gpuserve.config.repositories import FileRepository
 from gpuserve.core.errors import BindError
+from gpuserve.decorators import batch
 from gpuserve.model.declaration import ModelConfig, Tensor
 from gpuserve.model.describe import CallableQuestion, ask_callables
 from gpuserve.model.self_description import declaration
-from gpuserve.model.signature import call_problem
+from gpuserve.typed import Parameter
+from gpuserve_worker.inference.call_check import call_problem
 from gpuserve_worker.inference.callable_loading import LoadError
 from gpuserve_worker.protocol.tensor import TensorSpec
 
@@ -245,6 +247,34 @@ def test_a_decorator_from_elsewhere_may_change_the_call() -> None:
         return x**exponent
 
     assert call_problem(power, "m.py:power", {}, ["x"]) is None
+
+
+def test_objects_and_methods_are_called_with_the_declared_inputs() -> None:
+    class Scale:
+        @batch
+        def __call__(self, x: Any) -> Any:
+            return {"y": x}
+
+    for one in (Scale, Scale(), Scale().__call__):
+        assert call_problem(one, "Scale", {}, ["x"]) is None
+        assert "parameter 'x' is no input" in str(call_problem(one, "Scale", {}, ["z"]))
+
+
+def test_a_parameter_that_no_request_can_carry_is_an_error() -> None:
+    @batch
+    def call(x: Any, top: Parameter[list]) -> Any:  # type: ignore[type-arg]
+        return {"y": x}
+
+    expected = "m.py:call: Parameter 'top' must be an int, float, bool or str, but its type is <class 'list'>"
+    assert call_problem(call, "m.py:call", {}, ["x"]) == expected
+
+
+def test_lengths_of_rows_are_no_input() -> None:
+    @batch(pad=0, lengths="n")
+    def encode(ids: Any, n: Any) -> Any:
+        return {"y": ids + n}
+
+    assert call_problem(encode, "m.py:encode", {}, ["ids"]) is None
 
 
 def test_a_call_without_self_is_no_mistake() -> None:
