@@ -96,8 +96,8 @@ added = batch(functools.partial(add, 5))
 
 
 @batch
-def misfit(x: Any, image: Any) -> Any:
-    return {"y": x + image}
+def misfit(x: Any, k: Any) -> Any:
+    return {"y": x + k}
 
 
 @batch
