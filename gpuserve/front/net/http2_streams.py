@@ -48,8 +48,9 @@ LONG_HEAD_NBYTES: Final = 4 << 10
 _LONG_HEADS_NBYTES: Final = 64 << 20
 #: A client that has accepted nothing for this long counts as not reading, in seconds.
 STUCK_S: Final = 0.5
-#: Up to this size data is copied and joined with other writes: a system call costs more.
-_COPIED_NBYTES: Final = 1024
+#: Up to this size data is copied and joined with other writes: a system call costs more. A message of a
+#: little over one frame is the most frequent case.
+_COPIED_NBYTES: Final = 24 << 10
 #: The largest DATA frame sent: a larger frame would delay the other streams of the connection.
 _MAX_SENT_FRAME_NBYTES: Final = 256 << 10
 #: Recently reset streams for which frames may still arrive.
