@@ -77,12 +77,12 @@ def load_model(init: Init, reporter: Reporter, followers: Sequence[Link] = ()) -
 
 
 def check_call(target: Any, source: Mapping[str, Any], inputs: Collection[str]) -> None:
-    """Raise LoadError if requests with these inputs cannot call the target of an import path. ``bind()`` has
-    checked objects, and an adapter calls its target by rules of its own.
+    """Raise LoadError if requests with these inputs, and perhaps controls of sequences, cannot call the
+    target of an import path. ``bind()`` has checked objects, and an adapter has rules of its own.
     """
     if "path" not in source or "adapter" in source or not callable(target):
         return
-    if problem := call_problem(target, source["path"], source.get("kwargs") or {}, inputs):
+    if problem := call_problem(target, source["path"], source.get("kwargs") or {}, inputs, all_inputs=False):
         raise LoadError(problem)
 
 

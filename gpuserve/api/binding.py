@@ -100,17 +100,19 @@ def model_spec(
     check_ranks(spec)
     check_gpu_shares(spec)
     if not adapter:
-        _check_calls(callables, [one.name for one in spec.inputs])
+        _check_calls(
+            callables, [one.name for one in spec.inputs], all_inputs=config.sequence_batching is None
+        )
     return spec
 
 
-def _check_calls(callables: Sequence[Served], inputs: Sequence[str]) -> None:
-    """Raise BindError if a callable cannot be called with requests of these inputs."""
+def _check_calls(callables: Sequence[Served], inputs: Sequence[str], *, all_inputs: bool) -> None:
+    """Raise BindError if a callable cannot be called with requests of these inputs; see ``call_problem``."""
     for one in callables:
         if isinstance(one, types.BuiltinFunctionType):  # written in C: it may have no signature
             continue
         name = getattr(one, "__qualname__", type(one).__qualname__)
-        if problem := call_problem(one, name, {}, inputs):
+        if problem := call_problem(one, name, {}, inputs, all_inputs=all_inputs):
             raise BindError(problem)
 
 

@@ -123,6 +123,8 @@ def _question(entry: ModelEntry, base_dir: str) -> CallableQuestion:
     python = os.path.join(base_dir, entry.python) if entry.python else ""
     decoupled = None if by_types and "decoupled" not in entry.given else entry.decoupled
     inputs = tuple(one.name for one in entry.inputs) if "inputs" in entry.given else None
+    if "sequence_batching" in entry.given:  # its controls are inputs, too
+        inputs = None
     ranks = max((one.ranks for one in entry.instances), default=1)
     return CallableQuestion(path, base_dir, kwargs, decoupled, python, by_types, inputs, entry.openai, ranks)
 

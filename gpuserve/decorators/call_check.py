@@ -15,8 +15,10 @@ from gpuserve_worker.inference.inference_request import function_of
 _CONTEXT: Final = "model_context"
 
 
-def input_problem(called: Any, is_method: bool, inputs: Collection[str]) -> str | None:
-    """Return which parameter is no input, or which input no parameter takes, or None."""
+def input_problem(called: Any, is_method: bool, inputs: Collection[str], all_inputs: bool) -> str | None:
+    """Return which parameter is no input, or which input no parameter takes, or None. A parameter may be an
+    input that is not among ``inputs`` unless these are ``all_inputs``.
+    """
     function = function_of(called)
     lengths = getattr(function, "lengths_arguments", ())
     while isinstance(function, types.FunctionType) and hasattr(function, "__wrapped__"):
@@ -34,6 +36,6 @@ def input_problem(called: Any, is_method: bool, inputs: Collection[str]) -> str 
     lacking = [one.name for one in own if is_required(one) and one.name not in inputs]
     any_name = any(one.kind is one.VAR_KEYWORD for one in own)
     surplus = [] if any_name else [one for one in inputs if one not in {named.name for named in own}]
-    if lacking:
+    if lacking and all_inputs:
         return f"parameter {lacking[0]!r} is no input"
     return f"no parameter takes {surplus[0]!r}" if surplus else None

@@ -10,9 +10,9 @@ from gpuserve_worker.inference.callable_loading import makes_callable
 from gpuserve_worker.inference.inference_request import argument_form_of
 from gpuserve_worker.inference.stepping import is_stepped
 
-#: A check of a decorated callable: from the callable, whether its first parameter is ``self``, and the names
-#: of the inputs to the error, or None.
-DecoratedCheck: TypeAlias = Callable[[Any, bool, Collection[str]], "str | None"]
+#: A check of a decorated callable: from the callable, whether its first parameter is ``self``, the names of
+#: the inputs, and whether these are all inputs, to the error, or None.
+DecoratedCheck: TypeAlias = Callable[[Any, bool, Collection[str], bool], "str | None"]
 #: The check of the decorators, once they are imported. The worker imports nothing of ``gpuserve``.
 _decorated_checks: Final[list[DecoratedCheck]] = []
 
@@ -23,10 +23,16 @@ def set_decorated_check(check: DecoratedCheck) -> None:
 
 
 def call_problem(
-    target: Any, name: str, kwargs: Mapping[str, Any], inputs: Collection[str] | None
+    target: Any,
+    name: str,
+    kwargs: Mapping[str, Any],
+    inputs: Collection[str] | None,
+    *,
+    all_inputs: bool = True,
 ) -> str | None:
     """Return why a worker cannot call ``target``, a callable or a class, with requests that have ``inputs``
     (None: unknown), or None. Decorators from elsewhere may change the call, so nothing is said below them.
+    Without ``all_inputs`` the callable may be given further inputs, such as the controls of sequences.
     """
     if is_stepped(target):
         return None
@@ -50,7 +56,7 @@ def call_problem(
         return None
     for check in _decorated_checks:
         try:
-            wrong = None if inputs is None else check(called, is_method, inputs)
+            wrong = None if inputs is None else check(called, is_method, inputs, all_inputs)
         except TypeError as error:  # a parameter of a type that no request can carry
             return f"{name}: {error}"
         if wrong and inputs is not None:

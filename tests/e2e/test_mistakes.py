@@ -112,7 +112,8 @@ def test_a_mistake_is_told_in_one_sentence(
 @pytest.mark.thorough
 def test_a_port_that_is_taken_and_a_model_that_raises(folder: Path) -> None:
     (folder / "raises.py").write_text(
-        "class Raises:\n    def __init__(self):\n        raise ValueError('no weights')\n"
+        "class Raises:\n    def __init__(self):\n        raise ValueError('no weights')\n\n"
+        "    def __call__(self, requests):\n        return requests\n"
     )
     (folder / "c.yaml").write_text(CONFIG)
     with socket.create_server(("0.0.0.0", 0)) as taken:
@@ -134,8 +135,8 @@ def test_a_port_that_is_taken_and_a_model_that_raises(folder: Path) -> None:
     [
         (
             "callable: 'named.py:f'",
-            "'named.py:f' below @batch is called with the declared inputs by name ('x'), but parameter "
-            "'image' is no input",
+            "'named.py:f' below @batch is called with the declared inputs by name ('x'), but no "
+            "parameter takes 'x'",
         ),
         (
             "callable: 'named.py:two'",

@@ -151,7 +151,7 @@ FAILURES = {
     "a factory of numbers": ("loads.py:make_number", "returned an object of type int, which cannot be"),
     "a failing factory": ("loads.py:make_failing", "make_failing raised RuntimeError: no weights for"),
     "a factory that exits": ("loads.py:make_exit", "loads.py:make_exit raised SystemExit: 5"),
-    "too few arguments": ("loads.py:Scale", "loads.py:Scale raised TypeError:"),
+    "too few arguments": ("loads.py:Scale", "'loads.py:Scale' cannot be made with these kwargs: missing"),
     "generator": ("loads.py:generator", "is a generator, which gives any number of responses to a request"),
 }
 

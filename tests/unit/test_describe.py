@@ -260,6 +260,16 @@ def test_objects_and_methods_are_called_with_the_declared_inputs() -> None:
         assert "parameter 'x' is no input" in str(call_problem(one, "Scale", {}, ["z"]))
 
 
+def test_a_callable_may_be_given_controls_of_sequences_besides_its_inputs() -> None:
+    @batch
+    def count(x: Any, start: Any) -> Any:
+        return {"y": x + start}
+
+    assert "parameter 'start' is no input" in str(call_problem(count, "count", {}, ["x"]))
+    assert call_problem(count, "count", {}, ["x"], all_inputs=False) is None
+    assert "no parameter takes 'z'" in str(call_problem(count, "count", {}, ["x", "z"], all_inputs=False))
+
+
 def test_a_parameter_that_no_request_can_carry_is_an_error() -> None:
     @batch
     def call(x: Any, top: Parameter[list]) -> Any:  # type: ignore[type-arg]
