@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gpuserve.decorators.batching import requested_parameters
 from gpuserve.decorators.wrapping import is_own_code
-from gpuserve_worker.inference.call_check import is_required
+from gpuserve_worker.inference.callable_loading import is_required
 from gpuserve_worker.inference.inference_request import function_of
 
 _CONTEXT: Final = "model_context"

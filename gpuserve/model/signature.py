@@ -41,7 +41,7 @@ from gpuserve.decorators.coded import STREAMS, Codec, codec_of
 from gpuserve.decorators.tensor_marks import DType, Name, Shape
 from gpuserve.decorators.wrapping import BATCH, SAMPLE
 from gpuserve.model.declaration import Tensor
-from gpuserve_worker.inference.call_check import is_required
+from gpuserve_worker.inference.callable_loading import is_required
 from gpuserve_worker.inference.inference_request import argument_form_of, function_of
 from gpuserve_worker.inference.stepping import Last, is_stepped
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of

@@ -63,11 +63,3 @@ def call_problem(
             given = ", ".join(map(repr, inputs)) or "none"
             return f"{name!r} below @{form} is called with the declared inputs by name ({given}), but {wrong}"
     return None
-
-
-def is_required(parameter: inspect.Parameter) -> bool:
-    """Return whether a call must pass the parameter."""
-    return parameter.default is parameter.empty and parameter.kind not in {
-        parameter.VAR_POSITIONAL,
-        parameter.VAR_KEYWORD,
-    }

@@ -142,12 +142,13 @@ def makes_callable(target: Any, kwargs: Mapping[str, Any]) -> bool:
 
 def _needs_more_than_device(parameters: Mapping[str, inspect.Parameter]) -> bool:
     """Return whether a parameter other than ``device`` has no default."""
-    required = [
-        one.name
-        for one in parameters.values()
-        if one.default is one.empty and one.kind not in {one.VAR_POSITIONAL, one.VAR_KEYWORD}
-    ]
-    return bool(set(required) - {"device"})
+    return any(is_required(one) and one.name != "device" for one in parameters.values())
+
+
+def is_required(parameter: inspect.Parameter) -> bool:
+    """Return whether a call must pass the parameter."""
+    variadic = parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD
+    return parameter.default is parameter.empty and parameter.kind not in variadic
 
 
 def _make(target: Callable[..., Any], name: str, kwargs: dict[str, Any], device: str) -> Any:
